@@ -1,0 +1,1 @@
+"""Configuration: pydantic models, YAML presets, dotted overrides."""

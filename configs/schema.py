@@ -1,0 +1,247 @@
+"""Every option of Rollway, one model a part. Nothing else is read as configuration.
+
+Unions are told apart by ``type``. Each field's docstring is its documentation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class RunConfig(Section):
+    dir: Path = Path("runs/quickstart")
+    """Run folder: resolved config, metrics, trajectories, checkpoints, summary."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds task order, sampling seeds and torch."""
+    steps: Positive = 60
+    """Policy versions to train."""
+    max_minutes: float | None = Field(default=None, gt=0)
+    """Stop after this many minutes of training even if ``steps`` are left."""
+    resume: bool = False
+    """Continue the run in ``dir`` from its last checkpoint."""
+
+
+class ModelConfig(Section):
+    path: str = "configs/models/tiny-agent"
+    """Folder (or hub name) of a causal LM that transformers loads and vLLM serves."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype of learner and servers."""
+    max_tokens: Positive = 1024
+    """Longest episode in tokens, prompt and tool responses included."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory in the learner."""
+
+
+class EnvConfig(Section):
+    path: str = "envs.multihop:MultiHopQA"
+    """``module:Class`` of the environment; a module of yours on PYTHONPATH works too."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment's ``setup``."""
+    train: list[str] = ["hotpot", "wiki2"]
+    """Data sets whose train split is trained on."""
+    eval: list[str] = ["hotpot", "wiki2", "musique"]
+    """Data sets whose eval split is scored."""
+    max_turns: Positive = 8
+    """Turns of the policy after which an episode is cut."""
+
+
+class SamplingConfig(Section):
+    temperature: float = Field(default=1.0, gt=0)
+    """Training episodes; evaluation is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    turn_tokens: Positive = 128
+    """Most tokens the policy may write in one turn."""
+
+
+class ActorConfig(Section):
+    count: int = Field(default=2, ge=0)
+    """Actor processes that ``--role local`` starts."""
+    leases: Positive = 8
+    """Groups one actor works on at a time."""
+    heartbeat_s: Seconds = 1.0
+    """Interval of heartbeats; an actor silent for 5 of them is given up."""
+    request_timeout_s: Seconds = 120.0
+    """One generation request, all retries included."""
+    connect_timeout_s: Seconds = 60.0
+    """How long an actor looks for the learner before it gives up."""
+    episode_retries: int = Field(default=2, ge=0)
+    """Further tries of a failed episode before its group is handed back."""
+
+
+class ServerConfig(Section):
+    count: Positive = 1
+    """vLLM servers that ``--role local`` starts (none where ``urls`` is set)."""
+    urls: list[str] = []
+    """Servers already running, e.g. http://10.0.0.5:8100; started with ``--role server``."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8100, ge=1, le=65535)
+    """Port of the first server; the next ones follow."""
+    kv_cache_gib: float = Field(default=1.0, gt=0)
+    """KV cache on a CPU server, GiB."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    tensor_parallel: Positive = 1
+    devices: list[list[int]] = []
+    """GPU ids of each server; empty on CPUs."""
+    cpu_threads: str = "auto"
+    """Cores of a CPU server's compute threads (VLLM_CPU_OMP_THREADS_BIND)."""
+    max_num_seqs: Positive = 256
+    start_timeout_s: Seconds = 600.0
+    extra_args: list[str] = []
+    """Further arguments for vLLM's server."""
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(default=3e-4, ge=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    grad_clip: float = Field(default=1.0, gt=0)
+
+
+class LearnerConfig(Section):
+    groups: Positive = 32
+    """Groups (tasks) in one step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Episodes of one task."""
+    mini_batches: Positive = 2
+    """Optimizer steps that one batch is split into."""
+    micro_tokens: Positive = 16384
+    """Tokens of one packed micro-batch on one rank."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    optimizer: OptimizerConfig = OptimizerConfig()
+    devices: list[int] = []
+    """GPU ids of the learner's ranks; empty on CPUs."""
+    ranks: Positive = 1
+    """Processes that ``--role local`` starts for the learner, by the DeepSpeed launcher."""
+    cpu_threads: int = Field(default=0, ge=0)
+    """Compute threads of a CPU learner; 0 leaves torch's default."""
+
+
+class GrpoAdvantage(Section):
+    """A = (r − mean) / (std + eps) over the group (Shao et al. 2024, eq. 3)."""
+
+    type: Literal["grpo"] = "grpo"
+    eps: float = Field(default=0.1, ge=0)
+    """Added to the standard deviation; large values temper groups with little spread."""
+
+
+class PpoClipLoss(Section):
+    """Clipped surrogate with asymmetric bounds on π_θ/π_prox (Schulman 2017, eq. 7; DAPO)."""
+
+    type: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+
+
+class CorrectionConfig(Section):
+    """Off-policy correction by truncated importance sampling min(π_prox/μ, cap)."""
+
+    type: Literal["tis", "none"] = "tis"
+    """``none`` switches the correction off; the ratios stay in the metrics."""
+    cap: float = Field(default=2.0, gt=0)
+    proximal: Literal["recompute", "behaviour"] = "recompute"
+    """π_prox from the learner's weights at the start of the update, or taken equal to μ (bypass)."""
+
+
+class AlgorithmConfig(Section):
+    advantage: GrpoAdvantage = GrpoAdvantage()
+    loss: PpoClipLoss = PpoClipLoss()
+    correction: CorrectionConfig = CorrectionConfig()
+    process_reward_weight: float = Field(default=1.0, ge=0)
+    """Weight of process rewards against the outcome."""
+
+
+class WeightsConfig(Section):
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto: nccl where the learner has GPUs, else gloo."""
+    bucket_mb: Positive = 64
+    """Size of one broadcast."""
+    timeout_s: Seconds = 120.0
+    """One push to one server; a server that misses it is excluded until it has caught up."""
+    verify: bool = False
+    """Compare the server's parameters with the learner's, bit for bit, after every push."""
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=5600, ge=1, le=65535)
+    lease_timeout_s: Seconds = 600.0
+    """A lease not delivered after this long is void, whatever its holder says."""
+    batch_timeout_s: Seconds = 1800.0
+    """The longest wait for a batch before the learner gives up and says why."""
+
+
+class CheckpointConfig(Section):
+    every: Positive = 20
+    """Steps between checkpoints (the last step is always kept)."""
+    keep: Positive = 2
+
+
+class EvalConfig(Section):
+    every: int = Field(default=20, ge=0)
+    """Steps between evaluations; 0 for none but the first and the last."""
+    size: Positive = 100
+    """Questions of each data set in an evaluation on the way."""
+    final_size: Positive = 300
+    """Questions of each data set before the first and after the last step."""
+
+
+class BaselineConfig(Section):
+    """A policy of the same architecture, scored before training through the same path."""
+
+    name: str
+    model: str
+    env: str
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class LogConfig(Section):
+    trajectories: int = Field(default=4, ge=0)
+    """Readable trajectories kept of each step."""
+    tensorboard: bool = True
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    env: EnvConfig = EnvConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    actor: ActorConfig = ActorConfig()
+    server: ServerConfig = ServerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    staleness: int = Field(default=2, ge=0)
+    """η: no token older than this many versions is trained on. 0 is lock-step."""
+    weights: WeightsConfig = WeightsConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    baselines: list[BaselineConfig] = []
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        if self.learner.groups % self.learner.mini_batches:
+            raise ValueError(
+                f"learner.mini_batches ({self.learner.mini_batches}) must divide learner.groups ({self.learner.groups})"
+            )
+        if self.sampling.turn_tokens >= self.model.max_tokens:
+            raise ValueError(
+                f"sampling.turn_tokens ({self.sampling.turn_tokens}) must be below model.max_tokens ({self.model.max_tokens})"
+            )
+        if self.weights.backend == "nccl" and not self.learner.devices:
+            raise ValueError("weights.backend nccl needs GPUs: set learner.devices, or use gloo")
+        return self

@@ -1,0 +1,72 @@
+"""``ToolEnv``: one episode's world as the policy meets it.
+
+The environment reads what the model wrote, runs the tools that it called and says what
+it means: the messages that come next, the reward of the turn, whether it is over.
+An instance lives for one episode. A new environment is a subclass with ``tasks`` and
+either hooks (``start``, ``judge_answer``, ``process_reward``) or its own ``step``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tools.base import Tool, ToolResult
+
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the environment answers to one turn of the policy.
+
+    messages: chat messages to append ({"role": "tool"|"user", "content": str}); empty when done.
+    reward: process reward of this turn (finite float), before the outcome.
+    done: the episode is over.
+    info: plain values; on the last step ``metrics`` {"em": …, "f1": …} and ``outcome_reward``.
+    tool_results: what each call of this turn did, in the order of the calls.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    tool_results: list[ToolResult] = field(default_factory=list)
+
+
+class ToolEnv(ABC):
+    """Base of every environment. Class-level state (an index, a corpus) is shared by all
+    episodes of a process and built once by ``setup``; instance state is one episode."""
+
+    tools: ClassVar[list[Tool]] = []
+
+    @classmethod
+    def setup(cls, **args: Any) -> None:
+        """Build what all episodes share. Called once a process with ``env.args`` of the config."""
+
+    @classmethod
+    @abstractmethod
+    def tasks(cls, split: str, dataset: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Task payloads of one data set ("train" or "eval" split), in a stable order.
+        Each is a msgpack-able dict with a unique ``id``. Called by the learner."""
+
+    @abstractmethod
+    async def reset(self, task: dict[str, Any], seed: int) -> list[Message]:
+        """Start an episode; return the first messages (system, user)."""
+
+    @abstractmethod
+    async def step(self, text: str, finish: str) -> StepResult:
+        """Take what the policy wrote in this turn.
+
+        text: the decoded turn without the end-of-turn token. finish: ``stop``, or
+        ``length`` when the turn was cut by the token limit (an unfinished tool call
+        is then not a call).
+        """
+
+    async def truncate(self) -> StepResult:
+        """The episode was cut by a limit (turns, tokens): the outcome as it stands, done=True."""
+        return StepResult(done=True, info={"metrics": {}, "outcome_reward": 0.0})
+
+    async def close(self) -> None:
+        """Free what the episode held."""

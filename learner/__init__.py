@@ -1,0 +1,1 @@
+"""The learner: owns the tasks, the policy's weights and version, and the run folder."""

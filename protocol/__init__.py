@@ -1,0 +1,1 @@
+"""What actors and the learner say to each other. Imports nothing else of Rollway."""

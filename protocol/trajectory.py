@@ -1,0 +1,101 @@
+"""The unit of training data: one whole multi-turn episode as flat arrays.
+
+A multi-turn episode is one row, not one row a turn. What was sampled is stored
+as it was sampled: nothing in here is ever decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: name → dtype of the per-token arrays, in wire order.
+TOKEN_FIELDS: dict[str, np.dtype] = {
+    "token_ids": np.dtype("<i4"),
+    "action_mask": np.dtype("u1"),
+    "behaviour_logprobs": np.dtype("<f4"),
+    "versions": np.dtype("<i4"),
+    "rewards": np.dtype("<f4"),
+}
+
+#: Version written on tokens that no policy sampled.
+NO_VERSION = -1
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode. All per-token arrays have shape [T].
+
+    token_ids: int32, prompt + everything sampled + everything the environment added.
+    action_mask: uint8, 1 where the policy sampled the token.
+    behaviour_logprobs: float32, log μ(token) under the distribution that was
+        sampled from (temperature and top-p included); 0 on other tokens.
+    versions: int32, policy version that sampled the token; ``NO_VERSION`` elsewhere.
+    rewards: float32, process rewards on the last action token of the turn that
+        earned them, the outcome reward on the last action token of the episode.
+    turns: int32 [K, 2], half-open token spans of the K turns that the policy wrote.
+    terminated: True when the environment ended the episode; False when a limit
+        cut it (a critic bootstraps the latter).
+    facts: plain msgpack values: ``task_id``, ``dataset``, ``seed``, ``finish``
+        (``done`` | ``max_turns`` | ``length``), ``outcome_reward``,
+        ``process_reward``, ``metrics`` {em, f1, ...}, ``tool_calls``
+        [{turn, name, latency_s, fault}].
+    """
+
+    token_ids: np.ndarray
+    action_mask: np.ndarray
+    behaviour_logprobs: np.ndarray
+    versions: np.ndarray
+    rewards: np.ndarray
+    turns: np.ndarray
+    terminated: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def oldest_version(self) -> int:
+        """Lowest policy version among the action tokens, ``NO_VERSION`` if there are none."""
+        sampled = self.versions[self.action_mask.astype(bool)]
+        return int(sampled.min()) if sampled.size else NO_VERSION
+
+    @property
+    def total_reward(self) -> float:
+        return float(self.rewards.sum(dtype=np.float64))
+
+    def validate(self) -> None:
+        """Raise ``ValueError`` naming the field that breaks the invariants above."""
+        size = len(self.token_ids)
+        for name, dtype in TOKEN_FIELDS.items():
+            array = getattr(self, name)
+            if array.dtype != dtype or array.shape != (size,):
+                raise ValueError(f"trajectory.{name}: want {dtype} [{size}], got {array.dtype} {array.shape}")
+        if self.turns.ndim != 2 or self.turns.shape[1] != 2:
+            raise ValueError(f"trajectory.turns: want shape [K, 2], got {self.turns.shape}")
+        action = self.action_mask.astype(bool)
+        if self.action_mask.max(initial=0) > 1:
+            raise ValueError("trajectory.action_mask: only 0 and 1 are allowed")
+        if not np.isfinite(self.rewards).all():
+            raise ValueError("trajectory.rewards: not finite")
+        if self.rewards[~action].any():
+            raise ValueError("trajectory.rewards: a reward lies on a token that the policy did not write")
+        if not np.isfinite(self.behaviour_logprobs).all() or (self.behaviour_logprobs > 1e-4).any():
+            raise ValueError("trajectory.behaviour_logprobs: not a log-probability")
+        if (self.versions[action] < 0).any():
+            raise ValueError("trajectory.versions: an action token without a version")
+
+
+@dataclass(slots=True)
+class Group:
+    """G finished episodes of one task, under the lease that they were made for."""
+
+    lease_id: str
+    task_id: str
+    trajectories: list[Trajectory]
+
+    @property
+    def oldest_version(self) -> int:
+        return min((t.oldest_version for t in self.trajectories), default=NO_VERSION)

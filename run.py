@@ -1,0 +1,60 @@
+"""Rollway's one entry point: ``python run.py --role ROLE [--config FILE] [section.field=value ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+#: role → (module with ``main(config) -> exit code``, what it does). Imported only when chosen,
+#: so that an actor loads no torch and a dashboard no server.
+ROLES = {
+    "local": ("learner.local", "start server, learner and actors on this machine and show the dashboard (default)"),
+    "learner": ("learner.main", "train: gateway, DeepSpeed engine, weight pushes"),
+    "actor": ("actors.main", "drive episodes for the learner at gateway.host:gateway.port"),
+    "server": ("learner.serving", "run one vLLM server with Rollway's flags"),
+    "dashboard": ("learner.dashboard", "attach to the learner at gateway.host:gateway.port"),
+    "eval": ("learner.evaluate", "score model.path on the eval data sets with a server and actors of its own"),
+    "warmstart": ("learner.warmstart", "make the built-in policies anew by supervised training"),
+}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="run.py",
+        description="Rollway trains tool-calling LLM agents with reinforcement learning, asynchronously.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="roles:\n"
+        + "\n".join(f"  {role:<10} {text}" for role, (_, text) in ROLES.items())
+        + "\n\nexamples:\n"
+        "  python run.py                                  train the built-in agent, here, now\n"
+        "  python run.py staleness=0 run.dir=runs/sync    the same in lock-step\n"
+        "  python run.py --role eval model.path=runs/quickstart/export\n"
+        "  python run.py --config configs/hotpotqa-qwen2.5-3b.yaml --dry-run\n\n"
+        "every option with its meaning: configs/schema.py",
+    )
+    parser.add_argument("--role", choices=ROLES, default="local", metavar="ROLE", help="one of the roles below")
+    parser.add_argument("--config", metavar="FILE", help="YAML preset (default: configs/quickstart.yaml)")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the DeepSpeed launcher adds it
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="options to change")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    from configs.load import ConfigError, dump_config, load_config
+
+    try:
+        config = load_config(args.config, args.overrides)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.dry_run:
+        print(dump_config(config), end="")
+        return 0
+    return import_module(ROLES[args.role][0]).main(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
