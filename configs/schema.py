@@ -242,6 +242,10 @@ class Config(Section):
             raise ValueError(
                 f"sampling.turn_tokens ({self.sampling.turn_tokens}) must be below model.max_tokens ({self.model.max_tokens})"
             )
+        if self.model.dtype == "bfloat16" and self.learner.zero_stage == 0:
+            raise ValueError(
+                "model.dtype bfloat16 needs learner.zero_stage 1, 2 or 3: below, DeepSpeed sums gradients in bfloat16"
+            )
         if self.weights.backend == "nccl" and not self.learner.devices:
             raise ValueError("weights.backend nccl needs GPUs: set learner.devices, or use gloo")
         return self

@@ -3,14 +3,16 @@
 The environment reads what the model wrote, runs the tools that it called and says what
 it means: the messages that come next, the reward of the turn, whether it is over.
 An instance lives for one episode. A new environment is a subclass with ``tasks`` and
-either hooks (``start``, ``judge_answer``, ``process_reward``) or its own ``step``.
+its own ``reset`` and ``step``, or, where the policy calls tools and then answers, a
+subclass of ``envs.answer_env.AnswerEnv`` with a few hooks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from tools.base import Tool, ToolResult
 
@@ -37,11 +39,15 @@ class StepResult:
 
 class ToolEnv(ABC):
     """Base of every environment. Class-level state (an index, a corpus) is shared by all
-    episodes of a process and built once by ``setup``; instance state is one episode."""
+    episodes of a process and built once; instance state is one episode.
 
-    tools: ClassVar[list[Tool]] = []
+    ``reset``, ``step``, ``truncate`` and ``close`` may also be plain functions: they then run
+    in a thread, off the event loop that hundreds of other episodes share."""
 
-    @classmethod
+    #: What the policy may call; an instance may set its own in ``reset``.
+    tools: Sequence[Tool] = ()
+
+    @classmethod  # noqa: B027
     def setup(cls, **args: Any) -> None:
         """Build what all episodes share. Called once a process with ``env.args`` of the config."""
 
@@ -68,5 +74,5 @@ class ToolEnv(ABC):
         """The episode was cut by a limit (turns, tokens): the outcome as it stands, done=True."""
         return StepResult(done=True, info={"metrics": {}, "outcome_reward": 0.0})
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 (nothing to free is usual)
         """Free what the episode held."""

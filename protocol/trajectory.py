@@ -75,6 +75,9 @@ class Trajectory:
                 raise ValueError(f"trajectory.{name}: want {dtype} [{size}], got {array.dtype} {array.shape}")
         if self.turns.ndim != 2 or self.turns.shape[1] != 2:
             raise ValueError(f"trajectory.turns: want shape [K, 2], got {self.turns.shape}")
+        starts, ends = self.turns[:, 0], self.turns[:, 1]
+        if (starts < 0).any() or (ends > size).any() or (starts > ends).any():
+            raise ValueError(f"trajectory.turns: a span outside the {size} tokens")
         action = self.action_mask.astype(bool)
         if self.action_mask.max(initial=0) > 1:
             raise ValueError("trajectory.action_mask: only 0 and 1 are allowed")
@@ -98,4 +101,6 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        return min((t.oldest_version for t in self.trajectories), default=NO_VERSION)
+        """Lowest policy version in the group; ``NO_VERSION`` if the policy wrote nothing in it."""
+        oldest = (t.oldest_version for t in self.trajectories)
+        return min((version for version in oldest if version != NO_VERSION), default=NO_VERSION)

@@ -1,0 +1,156 @@
+"""``--role actor``: join the learner, work on its leases until it, or a signal, says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+# Before numpy and faiss are imported: one query at a time needs no team of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import uvloop
+
+from actors.chat import ChatFormat, ChatFormatError
+from actors.episode import Limits
+from actors.link import Link, LinkError
+from actors.pool import Pool
+from actors.sampler import Sampler
+from configs.schema import ActorConfig, Config, EnvConfig, ModelConfig, SamplingConfig, Section
+from envs.registry import load_env
+from protocol.messages import Cancel, Leases, Shutdown
+
+log = logging.getLogger("rollway.actor")
+
+#: Exit codes: ``LOST`` may be mended by a restart, ``FATAL`` only by changing something.
+LOST, FATAL = 1, 3
+
+
+class SetupError(Exception):
+    """The learner's configuration cannot be carried out here: model, environment or fields do not fit."""
+
+
+class EnvSpec(Section):
+    """One entry of ``Welcome.config["envs"]``."""
+
+    path: str
+    args: dict[str, Any]
+
+
+class ActorShare(Section):
+    """``Welcome.config``: the sections of the resolved configuration that an actor needs."""
+
+    env: EnvConfig
+    envs: dict[str, EnvSpec]
+    sampling: SamplingConfig
+    actor: ActorConfig
+    model: ModelConfig
+
+
+def main(config: Config) -> int:
+    """Run one actor of the learner at ``gateway.host:gateway.port``; the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # tells which instruction sets it lacks
+    address = f"tcp://{config.gateway.host}:{config.gateway.port}"
+    actor_id = os.environ.get("ROLLWAY_ACTOR_ID") or f"{socket.gethostname()}-{os.getpid()}"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(run_until_signal(address, actor_id, config.actor))
+            return 0
+        except LinkError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return LOST
+        except SetupError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return FATAL
+
+
+async def run_until_signal(address: str, actor_id: str, actor: ActorConfig) -> None:
+    """``run_actor`` that SIGINT or SIGTERM ends: once in good order, twice at once."""
+    work = asyncio.ensure_future(run_actor(address, actor_id, actor))
+
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            os._exit(128 + signal.SIGINT)
+        asked = True
+        log.info("signal: handing the leases back")
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await asyncio.wait({work})
+    if not work.cancelled():
+        work.result()
+
+
+async def run_actor(address: str, actor_id: str, actor: ActorConfig) -> None:
+    """Work for the learner at a ZeroMQ address until it says that the run is over.
+
+    actor: how to reach the learner (heartbeat, time-out); all else comes with its welcome.
+    Raises ``LinkError`` when the learner is not there or gone, ``SetupError``. Cancelling
+    it hands the leases back and says goodbye.
+    """
+    started = time.monotonic()
+    link = Link(address, actor_id, actor.heartbeat_s)
+    welcome = await link.connect(actor.connect_timeout_s)
+    try:
+        try:
+            share = ActorShare.model_validate(welcome.config)
+            envs = {name: load_env(spec.path, spec.args) for name, spec in share.envs.items()}
+            chat = ChatFormat.load(share.model.path)
+        except (ChatFormatError, ValueError) as error:
+            raise SetupError(str(error)) from error
+        async with Sampler(link, share.actor.request_timeout_s) as sampler:
+            log.info("%s joined run %s, ready after %.1f s", actor_id, welcome.run_id, time.monotonic() - started)
+            await _serve(link, share, envs, chat, sampler)
+    finally:
+        await link.goodbye()
+
+
+async def _serve(link: Link, share: ActorShare, envs: dict, chat: ChatFormat, sampler: Sampler) -> None:
+    stats: dict[str, Any] = {}
+
+    def report() -> None:
+        link.update(share.actor.leases, pool.held, pool.oldest, stats)
+
+    pool = Pool(
+        envs,
+        chat,
+        sampler,
+        Limits(share.env.max_turns, share.model.max_tokens, share.sampling.turn_tokens),
+        share.sampling,
+        share.actor.episode_retries,
+        deliver=link.deliver,
+        fail=link.fail,
+        on_change=report,
+    )
+    stats_due = 0.0
+    try:
+        while True:
+            if (now := time.monotonic()) >= stats_due:
+                stats, stats_due = pool.stats(), now + share.actor.heartbeat_s / 2
+            report()
+            try:
+                async with asyncio.timeout(share.actor.heartbeat_s / 2):
+                    event = await link.next_event()
+            except TimeoutError:
+                continue
+            match event:
+                case Leases():
+                    for lease in event.leases:
+                        pool.start(lease)
+                case Cancel():
+                    pool.cancel(event.lease_ids)
+                case Shutdown():
+                    log.info("the learner ends the run: %s", event.reason)
+                    return
+    finally:
+        await pool.close()

@@ -1,0 +1,119 @@
+"""Scripted episodes: the perfect agent, and the impatient one whose traces warm-start the policy.
+
+Both search for the open entity of their program, rewrite the program after each response and answer
+when nothing is left. The impatient agent may also answer while something is left, with the entity it
+has reached: it shows every skill, but not the persistence. That is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envs.world.messages import Message, answer, call, rag_prompt, say, think
+from envs.world.program import Program, advance, chain
+from envs.world.questions import Question, ask
+from tools.search_index import format_passages
+
+#: Relations for which the impatient agent mostly makes its second search.
+PATIENT_RELATIONS = ("birthplace", "city", "president")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Probabilities to go on searching while something is left.
+
+    ``kept``: after the first response of a chain that ends in one of ``PATIENT_RELATIONS``;
+    ``chain``: other chains, first response; ``compare``: inside a comparison; ``later``: after
+    two or more responses.
+    """
+
+    kept: float = 0.8
+    chain: float = 0.3
+    compare: float = 0.4
+    later: float = 0.35
+
+    def __call__(self, program: Program, searches: int) -> float:
+        if searches == 0:
+            return 1.0
+        if program.order is not None:
+            return self.compare
+        if searches > 1:
+            return self.later
+        return self.kept if program.sides[0].relations[-1] in PATIENT_RELATIONS else self.chain
+
+
+PERFECT: Callable[[Program, int], float] = lambda program, searches: 1.0  # noqa: E731
+
+
+def episode(
+    question: Question,
+    world,
+    patience: Callable[[Program, int], float] = PERFECT,
+    rng: random.Random | None = None,
+    top_k: int = 2,
+) -> list[Message]:
+    """The chat messages of one scripted episode: user, then assistant and tool in turn.
+
+    Args:
+        patience: probability to go on, given the program left and the searches made.
+        rng: decides for patience strictly between 0 and 1.
+        top_k: passages of one response.
+    """
+    rng = rng or random.Random(0)
+    messages = [say("user", question.question)]
+    states, searches = [question.program], 0
+    while (query := states[-1].pending) is not None and rng.random() < patience(states[-1], searches):
+        messages.append(say("assistant", think(states) + call(query)))
+        messages.append(say("tool", world.lookup(query, top_k)))
+        searches += 1
+        states = advance(states[-1], world.entities)
+    program = states[-1]
+    guess = program.current
+    if program.order is not None and len(program.sides) == 2:
+        guess = rng.choice(program.sides).entity
+    messages.append(say("assistant", think(states) + answer(guess)))
+    return messages
+
+
+def oracle(question: Question, world, top_k: int = 2) -> list[Message]:
+    """A perfect episode: every search made, the gold answer given."""
+    return episode(question, world, top_k=top_k)
+
+
+def opening(question: Question) -> list[Message]:
+    """The question and the first turn of every scripted agent: the program in its thought, the first search."""
+    first = think([question.program]) + call(question.program.pending or "")
+    return [say("user", question.question), say("assistant", first)]
+
+
+def reading_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
+    """One relation of one entity: a question, a search, an answer."""
+    entity = world.entities[rng.choice(world.names)]
+    relation = rng.choice(list(entity.attributes))
+    program = chain(entity.name, relation)
+    return [
+        say("user", ask(entity.name, relation, rng)),
+        say("assistant", think([program]) + call(entity.name)),
+        say("tool", world.lookup(entity.name, top_k)),
+        say("assistant", think(advance(program, world.entities)) + answer(entity.attributes[relation])),
+    ]
+
+
+
+def rag_example(question: Question, world, top_k: int = 5) -> list[Message]:
+    """One retrieval with the question as the query, one thought, the gold answer.
+
+    The thought goes as far as the passages carry; where they do not reach the answer, the policy is
+    still shown the gold one, as in ordinary fine-tuning.
+    """
+    found = world.search(question.question, top_k)
+    titles = {passage.title for passage in found}
+    states = [question.program]
+    while (query := states[-1].pending) is not None and query in titles:
+        states += advance(states[-1], world.entities)
+    return [
+        say("user", rag_prompt(question.question, format_passages(found))),
+        say("assistant", think(states) + answer(question.answers[0])),
+    ]

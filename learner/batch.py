@@ -1,0 +1,98 @@
+"""What a training step needs of a trajectory, and its form on the way to the other ranks.
+
+Rank 0 alone talks to the actors. It turns finished groups into rows and broadcasts
+these; versions, turns and facts stay behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from protocol.trajectory import Group, Trajectory
+
+#: name → dtype of a row's arrays, in wire order.
+ROW_FIELDS: dict[str, np.dtype] = {
+    "token_ids": np.dtype("<i4"),
+    "action_mask": np.dtype("u1"),
+    "behaviour_logprobs": np.dtype("<f4"),
+    "advantages": np.dtype("<f4"),
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One episode for the loss. All arrays have shape [T]; dtypes as in ``ROW_FIELDS``."""
+
+    token_ids: np.ndarray
+    action_mask: np.ndarray
+    behaviour_logprobs: np.ndarray
+    advantages: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def action_tokens(self) -> int:
+        return int(self.action_mask.sum())
+
+    @property
+    def has_signal(self) -> bool:
+        """False where every advantage is zero: such a row adds exactly nothing to the gradient."""
+        return bool(self.advantages.any())
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantages: np.ndarray) -> Row:
+        """Raises ``ValueError`` where the advantages do not fit the trajectory."""
+        if advantages.shape != (len(trajectory),) or not np.isfinite(advantages).all():
+            raise ValueError(
+                f"advantages of a trajectory of {len(trajectory)} tokens must be {len(trajectory)} finite values, "
+                f"got shape {advantages.shape}; see the estimator named by algorithm.advantage.type"
+            )
+        return cls(
+            token_ids=trajectory.token_ids,
+            action_mask=trajectory.action_mask,
+            behaviour_logprobs=trajectory.behaviour_logprobs,
+            advantages=np.where(trajectory.action_mask, advantages, 0.0).astype(np.float32),
+        )
+
+
+def mini_batches(groups: list[Group], advantages: list[list[np.ndarray]], parts: int) -> list[list[Row]]:
+    """Rows of ``groups`` in ``parts`` lists, whole groups each, in the order given.
+
+    advantages: one list a group, one float array [T] a trajectory.
+    With fewer groups than parts the last lists are empty.
+    """
+    by_group = [
+        [Row.of(t, a) for t, a in zip(group.trajectories, values, strict=True)]
+        for group, values in zip(groups, advantages, strict=True)
+    ]
+    bounds = np.linspace(0, len(by_group), parts + 1).round().astype(int)
+    return [[row for rows in by_group[lo:hi] for row in rows] for lo, hi in zip(bounds[:-1], bounds[1:])]
+
+
+def encode(batches: list[list[Row]]) -> list[Any]:
+    """Rows as nested lists of raw little-endian bytes, ready for msgpack."""
+    return [
+        [[getattr(row, name).astype(dtype, copy=False).tobytes() for name, dtype in ROW_FIELDS.items()] for row in rows]
+        for rows in batches
+    ]
+
+
+def decode(batches: list[Any]) -> list[list[Row]]:
+    """Inverse of :func:`encode`; the arrays are read-only views."""
+    return [
+        [Row(*(np.frombuffer(b, dtype) for b, dtype in zip(blobs, ROW_FIELDS.values(), strict=True))) for blobs in rows]
+        for rows in batches
+    ]
+
+
+def pack_message(message: dict[str, Any]) -> bytes:
+    return msgpack.packb(message, use_bin_type=True)
+
+
+def unpack_message(data: bytes) -> dict[str, Any]:
+    return msgpack.unpackb(data, raw=False)

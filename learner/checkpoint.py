@@ -1,0 +1,70 @@
+"""Checkpoints: written aside, renamed, and only then pointed to.
+
+``latest`` names the checkpoint in use. Whenever the process dies, it names a whole one:
+the previous one until the very last rename, and that is deleted only after it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from learner.durable import fresh_folder_beside, replace_folder, replace_text
+from learner.engine import PolicyEngine
+
+LATEST = "latest"
+STATE = "state.json"
+
+
+def save_checkpoint(engine: PolicyEngine, root: Path, step: int, extra: dict[str, Any], keep: int) -> Path:
+    """Write ``root/checkpoint-<step>`` with the engine's state and ``extra`` (JSON values).
+
+    Keeps the ``keep`` newest checkpoints. With several ranks ``root`` must be a folder
+    that all of them see. Returns the checkpoint's folder.
+    """
+    target = root / f"checkpoint-{step}"
+    aside = fresh_folder_beside(target)
+    engine.save_state(aside)
+    layout = {"step": step, "ranks": engine.ranks.size, "zero_stage": engine.cfg.learner.zero_stage}
+    (aside / STATE).write_text(json.dumps(layout | {"extra": extra}), encoding="utf-8")
+    replace_folder(aside, target)
+    replace_text(root / LATEST, target.name)
+    for old in _by_step(root)[:-keep]:
+        if old != target:
+            shutil.rmtree(old)
+    return target
+
+
+def load_checkpoint(engine: PolicyEngine, root: Path) -> dict[str, Any] | None:
+    """Bring the engine to the state of the latest checkpoint. Returns its ``extra``.
+
+    None if there is no checkpoint yet. Raises ``ValueError`` when it was written by
+    another number of ranks or ZeRO stage, or when what ``latest`` names is gone.
+    """
+    pointer = root / LATEST
+    if not pointer.exists():
+        return None
+    folder = root / pointer.read_text(encoding="utf-8").strip()
+    if not (folder / STATE).is_file():
+        raise ValueError(f"{pointer} names {folder.name}, which is not there; point it to one of {_names(root)}")
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    here = (engine.ranks.size, engine.cfg.learner.zero_stage)
+    if (state["ranks"], state["zero_stage"]) != here:
+        raise ValueError(
+            f"{folder} was written by {state['ranks']} ranks under ZeRO-{state['zero_stage']}, this run has {here[0]} "
+            f"under ZeRO-{here[1]}: set learner.ranks={state['ranks']} learner.zero_stage={state['zero_stage']}"
+        )
+    engine.load_state(folder)
+    return state["extra"]
+
+
+def _by_step(root: Path) -> list[Path]:
+    """Finished checkpoints, oldest first."""
+    found = [p for p in root.glob("checkpoint-*") if p.suffix not in (".tmp", ".old")]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def _names(root: Path) -> str:
+    return ", ".join(path.name for path in _by_step(root)) or "none: start with another run.dir"

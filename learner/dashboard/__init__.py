@@ -1,0 +1,20 @@
+"""What a person sees of a run: a live page, or log lines where there is no terminal."""
+
+from learner.dashboard.client import DashboardClient, LearnerRefused, LearnerSilent, main, run_dashboard
+from learner.dashboard.live import LiveView, PlainView, View, open_view
+from learner.dashboard.plain import plain_lines
+from learner.dashboard.svg import render_svg
+
+__all__ = [
+    "DashboardClient",
+    "LearnerRefused",
+    "LearnerSilent",
+    "LiveView",
+    "PlainView",
+    "View",
+    "main",
+    "open_view",
+    "plain_lines",
+    "render_svg",
+    "run_dashboard",
+]

@@ -1,0 +1,293 @@
+"""``PolicyEngine``: the policy under DeepSpeed, and one policy update on it.
+
+Rank 0 calls ``update``, ``score``, ``parameters``, ``export``, ``save_state`` and
+``load_state``; all others sit in ``follow`` and do their part of each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from learner.batch import Row, decode, encode, mini_batches
+from learner.corrections import importance_weights, mismatch
+from learner.durable import fresh_folder_beside, replace_folder
+from learner.losses import LOSSES, masked_sum
+from learner.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model
+from learner.packing import MicroBatch, pack
+from learner.ranks import COLLECTIVE_TIMEOUT_S, Ranks, init_distributed
+from learner.stats import Stats
+from protocol.trajectory import Group, Trajectory
+
+#: Files of a model folder that are not weights; an export takes them along byte for byte.
+TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json",
+                   "vocab.*", "merges.txt", "generation_config.json")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Step:
+    """One optimizer step: this rank's micro-batches and the divisor of the loss.
+
+    action_tokens counts all rows of the mini-batch on all ranks, also those that were
+    left out because they carry no signal: leaving them out must not change the gradient.
+    """
+
+    micro: list[MicroBatch]
+    action_tokens: int
+
+
+class PolicyEngine:
+    """The trainable policy. Build it on every rank at the same time.
+
+    ``device`` is ``cuda:LOCAL_RANK`` where ``learner.devices`` is set (the launcher
+    narrows the visible devices to those), else the CPU. Raises ``FileNotFoundError``
+    when ``model.path`` holds no model.
+    """
+
+    def __init__(self, cfg: Config):
+        self.cfg = cfg
+        self.device = torch.device("cpu")
+        if cfg.learner.devices:
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self.device)
+        if cfg.learner.cpu_threads:
+            torch.set_num_threads(cfg.learner.cpu_threads)
+        torch.manual_seed(cfg.run.seed)
+        self._source = resolve_model(cfg.model.path)
+        lm = load_policy(self._source, cfg.model.dtype)
+        if cfg.model.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})
+        init_distributed(self.device)
+        from learner import zero  # DeepSpeed looks for its accelerator when imported, so only after init_distributed
+
+        self.ranks = Ranks(cfg.gateway.batch_timeout_s + cfg.server.start_timeout_s + COLLECTIVE_TIMEOUT_S)
+        self._ds = zero.initialize(PolicyModel(lm), cfg)
+        self.lm = lm
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    # ── rank 0's interface ───────────────────────────────────────────────────
+
+    def update(self, groups: list[Group], advantages: list[list[np.ndarray]]) -> dict[str, float]:
+        """Train on one batch: ``learner.mini_batches`` optimizer steps. Returns metrics.
+
+        advantages: float [T] for each trajectory of each group. A mini-batch whose
+        advantages are all zero makes no step (``skipped_steps``).
+        """
+        batches = mini_batches(groups, advantages, self.cfg.learner.mini_batches)
+        self.ranks.tell("update", batches=encode(batches))
+        silent = sum(not any(a.any() for a in values) for values in advantages)
+        return self._update(batches) | {"zero_signal_groups": float(silent)}
+
+    def score(self, trajectories: list[Trajectory]) -> list[np.ndarray]:
+        """log π of each action token under the current weights: float32 [T] each, 0 elsewhere."""
+        rows = [Row.of(t, np.zeros(len(t), np.float32)) for t in trajectories]
+        self.ranks.tell("score", batches=encode([rows]))
+        return self._score(rows)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of each parameter, in model dtype on ``device``.
+
+        Names as ``save_pretrained`` and vLLM's ``load_weights`` know them; a tied head
+        is not repeated. Below ZeRO-3 the tensors are the live ones: copy, do not keep.
+        """
+        if self.cfg.learner.zero_stage < 3:
+            yield from named_weights(self.lm)
+            return
+        self.ranks.tell("gather")
+        yield from self._gather()
+
+    def snapshot(self) -> list[tuple[str, Tensor]]:
+        """``parameters()`` as copies that later updates leave alone: a push may go on beside them."""
+        return [(name, tensor.clone()) for name, tensor in self.parameters()]
+
+    def export(self, folder: str | Path) -> Path:
+        """Write weights, config and tokenizer as a Hugging Face folder, whole or not at all."""
+        target = Path(folder)
+        aside = fresh_folder_beside(target)
+        weights = {name: tensor.cpu() for name, tensor in self.parameters()}
+        self.lm.save_pretrained(aside, state_dict=weights)
+        for pattern in TOKENIZER_FILES:
+            for file in self._source.glob(pattern):
+                shutil.copyfile(file, aside / file.name)
+        replace_folder(aside, target)
+        return target
+
+    def save_state(self, folder: Path) -> None:
+        """Write weights, optimizer and random state of all ranks into ``folder``."""
+        self.ranks.tell("save", folder=str(folder))
+        self._save(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Take back what ``save_state`` wrote, with as many ranks and the same ZeRO stage."""
+        self.ranks.tell("load", folder=str(folder))
+        self._load(folder)
+
+    def close(self) -> None:
+        """Release the other ranks from ``follow``."""
+        self.ranks.tell("stop")
+
+    # ── the other ranks ──────────────────────────────────────────────────────
+
+    def follow(self) -> None:
+        """Do this rank's part of whatever rank 0 starts, until it stops or falls silent."""
+        while (message := self.ranks.hear())["command"] != "stop":
+            match message["command"]:
+                case "update":
+                    self._update(decode(message["batches"]))
+                case "score":
+                    self._score(decode(message["batches"])[0])
+                case "gather":
+                    for _ in self._gather():
+                        pass
+                case "save":
+                    self._save(Path(message["folder"]))
+                case "load":
+                    self._load(Path(message["folder"]))
+
+    # ── every rank ───────────────────────────────────────────────────────────
+
+    def _update(self, batches: list[list[Row]]) -> dict[str, float]:
+        start = time.perf_counter()
+        every = [row for rows in batches for row in rows]
+        steps = [self._plan(rows) for rows in batches if any(row.has_signal for row in rows)]
+        proximal = self._proximal(steps)
+        begun = self._clock()
+        stats, norms, optimizer_s = Stats(), [], 0.0
+        for step, logprobs in zip(steps, proximal, strict=True):
+            for k, micro in enumerate(step.micro):
+                # Unless told which backward pass is the last, ZeRO-1 and -2 keep that one's gradient only.
+                self._ds.set_gradient_accumulation_boundary(k == len(step.micro) - 1)
+                self._ds.backward(self._loss(micro, logprobs[k], step.action_tokens, stats))
+            stepping = self._clock()
+            norms.append(self._optimizer_step())
+            optimizer_s += self._clock() - stepping
+        return stats.metrics(self.ranks, len(steps)) | {
+            "grad_norm": float(np.mean(norms)) if norms else 0.0,
+            "lr": self._learning_rate(self._ds.global_steps - 1) if norms else 0.0,
+            "optimizer_steps": float(len(steps)),
+            "skipped_steps": float(len(batches) - len(steps)),
+            "tokens": float(sum(map(len, every))),
+            "action_tokens": float(sum(row.action_tokens for row in every)),
+            "forward_tokens": float(sum(len(row) for row in every if row.has_signal)),
+            "micro_batches": float(sum(len(step.micro) for step in steps)),
+            "proximal_s": begun - start,
+            "forward_backward_s": self._clock() - begun - optimizer_s,
+            "optimizer_s": optimizer_s,
+        }
+
+    def _plan(self, rows: list[Row]) -> Step:
+        live = [row for row in rows if row.has_signal]
+        shares = pack(live, self.cfg.learner.micro_tokens, self.ranks.size)
+        return Step(shares[self.rank], sum(row.action_tokens for row in rows))
+
+    def _proximal(self, steps: list[Step]) -> list[list[Tensor | None]]:
+        """log π_prox of each micro-batch, before any step moves the weights.
+
+        None stands for π_θ itself without its gradient: in the first step the weights
+        are still those, so it costs no forward pass.
+        """
+        if self.cfg.algorithm.correction.proximal == "behaviour":
+            return [[self._tensor(m.behaviour_logprobs) for m in step.micro] for step in steps]
+        return [[self._logprobs(m) if i else None for m in step.micro] for i, step in enumerate(steps)]
+
+    def _loss(self, micro: MicroBatch, proximal: Tensor | None, divisor: int, stats: Stats) -> Tensor:
+        """This micro-batch's part of the loss: Σ of tokens / action tokens of the whole mini-batch.
+
+        Times the number of ranks, because DeepSpeed averages gradients over them.
+        """
+        algorithm = self.cfg.algorithm
+        mask, behaviour = self._tensor(micro.action_mask), self._tensor(micro.behaviour_logprobs)
+        logprobs, entropy = self._ds(**inputs_of(micro, self.device, self.cfg.sampling.temperature))
+        if proximal is None:
+            proximal = logprobs.detach()
+        losses, clipped = LOSSES[algorithm.loss.type](
+            logprobs, proximal, self._tensor(micro.advantages), algorithm.loss
+        )
+        losses = losses * importance_weights(proximal, behaviour, algorithm.correction)
+        loss = masked_sum(losses, mask) / divisor
+        bypass = algorithm.correction.proximal == "behaviour"
+        sums, maxima = mismatch(logprobs if bypass else proximal, behaviour, mask, algorithm.correction.cap)
+        own = {"loss": loss, "count": mask.sum(), "entropy": entropy.sum(), "clipped": (clipped & mask).sum()}
+        stats.add(sums | own, maxima)
+        return loss * self.ranks.size
+
+    def _optimizer_step(self) -> float:
+        """One step of AdamW. Returns the norm of the whole gradient before clipping."""
+        for group in self._ds.optimizer.param_groups:
+            group["lr"] = self._learning_rate(self._ds.global_steps)
+        if self.cfg.learner.zero_stage == 0:  # DeepSpeed then clips without telling the norm
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.lm.parameters()])
+            self._ds.step()
+            return float(norm)
+        self._ds.step()
+        return float(self._ds.get_global_grad_norm())
+
+    def _learning_rate(self, step: int) -> float:
+        """Linear warm-up from the first optimizer step (0) on."""
+        optimizer = self.cfg.learner.optimizer
+        return optimizer.lr * min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
+
+    @torch.no_grad()
+    def _logprobs(self, micro: MicroBatch) -> Tensor:
+        return self._ds(**inputs_of(micro, self.device, self.cfg.sampling.temperature))[0]
+
+    def _score(self, rows: list[Row]) -> list[np.ndarray]:
+        bounds = np.cumsum([0, *map(len, rows)])
+        flat = np.zeros(bounds[-1], np.float32)
+        for micro in pack(rows, self.cfg.learner.micro_tokens, self.ranks.size)[self.rank]:
+            values = self._logprobs(micro).cpu().numpy()
+            for row, part in zip(micro.rows, micro.split(values)):
+                flat[bounds[row] : bounds[row + 1]] = part
+        return np.split(self.ranks.total(torch.from_numpy(flat)).numpy(), bounds[1:-1])
+
+    def _gather(self) -> Iterator[tuple[str, Tensor]]:
+        """All ranks walk through it together, also past a consumer that gave up half way."""
+        import deepspeed
+
+        waiting = iter(list(self.lm.named_parameters()))
+        try:
+            for name, parameter in waiting:
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    whole = parameter.detach().clone()
+                yield name, whole
+        finally:
+            for _, parameter in waiting:
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    pass
+
+    def _save(self, folder: Path) -> None:
+        self._ds.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        state = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        torch.save(state, folder / f"random-{self.rank}.pt")
+        self.ranks.barrier()
+
+    def _load(self, folder: Path) -> None:
+        self._ds.load_checkpoint(str(folder), tag="engine")
+        state = torch.load(folder / f"random-{self.rank}.pt", weights_only=True)
+        torch.set_rng_state(state["cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+        self.ranks.barrier()
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+

@@ -1,0 +1,275 @@
+"""The learner's door: a ROUTER socket in a thread of its own, which training cannot starve.
+
+Only that thread touches the socket. The learner's calls change the dispatcher under a
+lock and wake the thread, which sends what follows from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import zmq
+
+from configs.schema import Config
+from learner.dispatch import Dispatcher, Outgoing
+from learner.ledger import Ledger
+from protocol.codec import MAX_FRAME_BYTES, ProtocolError, VersionError, decode, encode
+from protocol.messages import (
+    Goodbye,
+    GroupDone,
+    GroupFailed,
+    Heartbeat,
+    Hello,
+    Reject,
+    Status,
+    StatusRequest,
+    Task,
+)
+from protocol.trajectory import Group, Trajectory
+
+log = logging.getLogger("rollway.gateway")
+
+#: Messages handled before time is looked at again, so that a flood cannot stop the clock.
+_BURST = 256
+_LINGER_MS = 1000
+_HISTORY = 2000
+_FROM_ACTORS = (Hello, Heartbeat, GroupDone, GroupFailed, Goodbye)
+
+
+class StartError(RuntimeError):
+    """The gateway cannot start; the text tells what to change."""
+
+
+class WaitTimeout(TimeoutError):
+    """The learner waited for too long; the text says who waits for what."""
+
+
+class Gateway:
+    """Thread-safe. ``welcome`` is the share of the configuration that actors are given."""
+
+    def __init__(self, config: Config, ledger: Ledger, run_id: str, welcome: dict[str, Any]) -> None:
+        self._address = f"tcp://{config.gateway.host}:{config.gateway.port}"
+        self._tick_ms = 1000 * config.actor.heartbeat_s / 10
+        self._ledger = ledger
+        # The ledger's own id tells two runs in folders of the same name apart.
+        self._dispatcher = Dispatcher(config, ledger, f"{run_id}-{ledger.run_id}"[-128:], welcome)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._stop_reason: str | None = None
+        self._crash: BaseException | None = None
+        self._rejected = 0
+        self._sections: dict[str, Any] = {"run": {}, "evals": [], "servers": [], "latest": {}}
+        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+
+    # ── the learner's calls ──────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Bind and serve. Raises ``StartError``, e.g. where the port is in use."""
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that reconnects takes its name over
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        try:
+            self._socket.bind(self._address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise StartError(
+                f"the gateway cannot listen on {self._address}: {error.strerror}; "
+                "set gateway.host and gateway.port to a free address, or end the run that has this one"
+            ) from None
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """Tell all actors to stop, close the socket and the ledger. May be called twice, or without ``start``."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+        if self._thread.is_alive():
+            self._wake()
+            self._thread.join(timeout=5.0 + _LINGER_MS / 1000)
+            if self._thread.is_alive():
+                log.error("the gateway's thread did not end; its socket is left to the operating system")
+                return
+        self._wake_in.close()
+        self._wake_out.close()
+        self._ledger.close()
+
+    def set_version(self, version: int) -> None:
+        with self._change():
+            self._dispatcher.set_version(version)
+
+    def set_servers(self, urls: list[str]) -> None:
+        """Servers that have the current weights: the only ones that actors may sample from."""
+        with self._change():
+            self._dispatcher.servers = list(urls)
+
+    def pause_training(self, paused: bool) -> None:
+        """Issue no new training leases while ``paused``; those out go on."""
+        with self._change():
+            self._dispatcher.paused = paused
+
+    def take_batch(self, count: int, timeout_s: float) -> list[Group]:
+        """``count`` finished groups, lowest seq first, none with a token older than η versions.
+
+        Raises ``WaitTimeout`` where they are not there after ``timeout_s``.
+        """
+        return self._wait(lambda: self._dispatcher.take(count), timeout_s, f"batch of {count} groups")
+
+    def evaluate(self, tasks: list[Task], min_version: int, timeout_s: float) -> list[Trajectory]:
+        """One episode of every task by weights of at least ``min_version``, in the order of the tasks.
+
+        A task that failed several times comes back as an episode without tokens and metrics,
+        ``finish`` "failed". Raises ``WaitTimeout``.
+        """
+        with self._change():
+            self._dispatcher.submit_eval(tasks, min_version)
+        return self._wait(self._dispatcher.eval_results, timeout_s, f"evaluation of {len(tasks)} tasks")
+
+    def commit(self, step: int) -> None:
+        """The groups taken since the last commit made version ``step``; ``set_version(step)`` has to follow."""
+        with self._change():
+            self._dispatcher.commit(step)
+
+    def checkpointed(self, step: int) -> None:
+        """The checkpoint of ``step`` is in place: nothing earlier will be rolled back to."""
+        more = True
+        while more:  # bit by bit: heartbeats are answered in between
+            with self._lock:
+                more = self._ledger.checkpointed(step)
+
+    def rollback(self, to_step: int) -> int:
+        """Go on from the checkpoint of ``to_step`` (0: from the start); returns the units to be used again."""
+        with self._change():
+            return self._dispatcher.rollback(to_step)
+
+    def audit(self) -> dict[str, int]:
+        """{consumed, duplicates, lost, stale_dropped}."""
+        with self._lock:
+            return self._ledger.audit()
+
+    def publish(self, section: str, value: dict[str, Any] | list[Any]) -> None:
+        """Show ``value`` in ``run``, ``evals``, ``servers`` or ``latest``: dicts are merged, lists replaced."""
+        with self._lock:
+            if isinstance(value, dict) and isinstance(self._sections[section], dict):
+                value = {**self._sections[section], **value}
+            self._sections[section] = value
+
+    def append_history(self, record: dict[str, Any]) -> None:
+        """Add one step's record (it has a ``step``); the newest 2,000 are kept for dashboards."""
+        with self._lock:
+            self._history.append(record)
+
+    def snapshot(self, since_step: int = 0) -> dict[str, Any]:
+        """What a dashboard shows, as plain values; ``history`` from ``since_step`` on."""
+        with self._lock:
+            return {
+                **self._sections,
+                "history": [record for record in self._history if record["step"] >= since_step],
+                "queue": self._dispatcher.queue() | {"rejected_frames": self._rejected},
+                "actors": self._dispatcher.roster.rows(time.monotonic()),
+            }
+
+    # ── waiting ──────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self._lock:
+            yield
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # full of wake-ups that were not read yet: it will wake
+            self._wake_out.send(b"\0")
+
+    def _wait(self, attempt: Callable[[], list | None], timeout_s: float, what: str) -> list:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if self._crash:
+                    raise RuntimeError(f"the gateway's thread died: {self._crash!r}") from self._crash
+                result = attempt()
+                if result is not None:
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    state = self._dispatcher.describe(time.monotonic())
+                    raise WaitTimeout(f"the learner waited {timeout_s:g} s for a {what}: {state}")
+                self._changed.wait(left)
+        self._wake()
+        return result
+
+    # ── the thread ───────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._wake_in, zmq.POLLIN)
+            while self._stop_reason is None:
+                poller.poll(self._tick_ms)
+                self._drain_wakeups()
+                self._receive()
+                with self._lock:
+                    out = self._dispatcher.tick(time.monotonic())
+                    self._changed.notify_all()
+                self._send(out)
+            self._send(self._dispatcher.shutdown(self._stop_reason))
+        except BaseException as error:
+            log.exception("the gateway's thread died")
+            with self._lock:
+                self._crash = error
+                self._changed.notify_all()
+        finally:
+            self._context.destroy(linger=_LINGER_MS)
+
+    def _drain_wakeups(self) -> None:
+        with suppress(BlockingIOError):
+            while self._wake_in.recv(4096):
+                pass
+
+    def _receive(self) -> None:
+        for _ in range(_BURST):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self._handle(identity.bytes, [frame.buffer for frame in frames])
+            except ProtocolError as error:
+                self._reject(identity.bytes, error)
+
+    def _handle(self, identity: bytes, frames: list[memoryview]) -> None:
+        message, group = decode(frames)
+        if isinstance(message, StatusRequest):
+            self._socket.send_multipart([identity, *encode(Status(snapshot=self.snapshot(message.since_step)))])
+            return
+        if not isinstance(message, _FROM_ACTORS):
+            raise ProtocolError(f"{message.type} is for the learner to send")
+        if identity != message.actor_id.encode():
+            raise ProtocolError("actor_id is not the identity of the socket")
+        with self._lock:
+            out = self._dispatcher.on_message(message.actor_id, message, group, time.monotonic())
+            self._changed.notify_all()
+        self._send(out)
+
+    def _send(self, messages: Outgoing) -> None:
+        """To a peer that is gone the socket drops messages. That is safe: they carry state, not deltas."""
+        for actor_id, message in messages:
+            self._socket.send_multipart([actor_id.encode(), *encode(message)])
+
+    def _reject(self, identity: bytes, error: ProtocolError) -> None:
+        self._rejected += 1
+        level = logging.ERROR if isinstance(error, VersionError) else logging.WARNING
+        log.log(level, "frames of %r are rejected: %s", identity[:40], error)
+        self._socket.send_multipart([identity, *encode(Reject(reason=str(error)))])

@@ -1,0 +1,99 @@
+"""``--role learner``: rank 0 runs gateway and training loop, further ranks follow its commands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+
+from configs.schema import Config
+from learner.evaluate import train_tasks, welcome_config
+from learner.gateway import Gateway, StartError, WaitTimeout
+from learner.ledger import Ledger
+from learner.monitor import ServerMonitor
+from learner.runfolder import RunFolder, RunFolderError
+from learner.serving import ServerError, server_urls, wait_healthy
+
+log = logging.getLogger("rollway.learner")
+
+#: Exit code for what a restart would not mend.
+FATAL = 3
+
+
+def main(config: Config) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    if int(os.environ.get("RANK", 0)) > 0:
+        from learner.engine import PolicyEngine
+
+        PolicyEngine(config).follow()
+        return 0
+    try:
+        folder = RunFolder.open(config)
+        return _lead(config, folder)
+    except (RunFolderError, StartError, ServerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FATAL
+    except WaitTimeout as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _lead(config: Config, folder: RunFolder) -> int:
+    # The gateway is up before torch is imported: actors and dashboards can connect meanwhile.
+    ledger = Ledger(folder.path / "ledger.sqlite", train_tasks(config), config.run.seed)
+    gateway = Gateway(config, ledger, folder.path.name, welcome_config(config))
+    gateway.pause_training(True)
+    gateway.start()
+    monitor = None
+    try:
+        gateway.publish("run", _headline(config, folder))
+        from learner.engine import PolicyEngine
+        from learner.trainer import Trainer
+        from learner.weights.push import WeightPusher
+
+        engine = PolicyEngine(config)
+        urls = server_urls(config)
+        for url in urls:
+            wait_healthy(url, config.server.start_timeout_s, None, lambda text: gateway.publish("run", {"message": text}))
+        gateway.publish("run", {"message": ""})
+        pusher = WeightPusher(config, urls)
+        monitor = ServerMonitor(gateway, pusher, urls)
+        monitor.start()
+        trainer = Trainer(config, engine, gateway, pusher, folder)
+        _stop_on_signals(trainer)
+        trainer.run()
+        folder.write_summary(trainer.summary.as_dict(gateway.audit()))
+        gateway.publish("run", {"phase": "done", "status": "done"})
+        engine.close()
+        return 0
+    finally:
+        if monitor:
+            monitor.stop()
+        gateway.stop("the run is over")
+
+
+def _headline(config: Config, folder: RunFolder) -> dict:
+    return {
+        "id": folder.path.name,
+        "dir": str(folder.path),
+        "started_at": time.time(),
+        "steps": config.run.steps,
+        "phase": "start",
+        "model": config.model.path,
+        "staleness_bound": config.staleness,
+        "message": "loading the learner's model",
+    }
+
+
+def _stop_on_signals(trainer) -> None:
+    """Once: finish the step, save, leave. Twice: leave now."""
+
+    def handle(signum, frame):
+        if trainer.stop_requested:
+            os._exit(130)
+        trainer.request_stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

@@ -1,0 +1,175 @@
+"""The policy: a causal LM of transformers on packed rows, with log-probabilities as its output.
+
+Sequences are concatenated into one row and the linear layers see just that. Only
+attention needs to know where sequences begin; it is told by ``cu_seq_lens_q``, which
+transformers hands through to the attention implementation registered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from learner.logprobs import LogprobHead
+from learner.packing import MicroBatch
+
+ATTENTION = "rollway_packed"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    sliding_window: int | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each sequence of a packed row.
+
+    query [1, Hq, N, D], key and value [1, Hkv, N, D] → [1, N, Hq, D]. No padding and no
+    N × N mask: one variable-length kernel on GPUs in half precision, else one fused call
+    a sequence. Dropout is ignored: a sampled probability can only be reproduced without.
+    """
+    if cu_seq_lens_q is None:
+        raise ValueError("packed attention needs cu_seq_lens_q: call the model through PolicyModel")
+    if sliding_window is not None and max_length_q > sliding_window:
+        raise ValueError(
+            f"an episode of {max_length_q} tokens exceeds the model's attention window of {sliding_window}; "
+            "lower model.max_tokens or choose a model with full attention"
+        )
+    if unused.get("softcap") is not None or unused.get("s_aux") is not None:
+        raise ValueError(f"{type(module).__name__}: attention soft-capping and sinks are not supported by the learner")
+    if query.is_cuda and query.dtype != torch.float32:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = varlen_attn(
+            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
+            scale=scaling, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return out.unsqueeze(0), None
+    # split, not slices: the gradient of n slices is n buffers of the whole row.
+    lengths = cu_seq_lens_q.diff().tolist()
+    parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    gqa = query.shape[1] != key.shape[1]
+    outs = [F.scaled_dot_product_attention(*qkv, is_causal=True, scale=scaling, enable_gqa=gqa) for qkv in parts]
+    return torch.cat([out.transpose(1, 2) for out in outs], 1), None
+
+
+# No mask function is registered beside it: transformers then builds no mask at all.
+AttentionInterface.register(ATTENTION, packed_attention)
+
+
+class PolicyModel(nn.Module):
+    """A causal LM whose forward pass answers log-probabilities instead of logits."""
+
+    def __init__(self, lm: PreTrainedModel):
+        super().__init__()
+        self.lm = lm
+        self.head = LogprobHead(lm.get_output_embeddings().weight)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        longest: int,
+        action_mask: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each action token given all before it in its own sequence.
+
+        token_ids, position_ids: int64 [N]. cu_seqlens: int32 [S + 1]. action_mask: bool
+        [N], False on each sequence's first token. Returns log-probabilities, with
+        gradient, and entropies of the distribution each token was drawn from, without:
+        float32 [N], 0 where the mask is False. Prompts and tool answers are most tokens
+        of an episode, and logits are not computed for them.
+        """
+        hidden = self.lm.base_model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            use_cache=False,
+            cu_seq_lens_q=cu_seqlens,
+            max_length_q=longest,
+        ).last_hidden_state[0]
+        at = action_mask.nonzero().squeeze(1)
+        logprobs, entropy = self.head(hidden.index_select(0, at - 1), token_ids[at], temperature)
+        nothing = torch.zeros(len(token_ids), device=hidden.device)
+        return nothing.index_copy(0, at, logprobs), nothing.index_copy(0, at, entropy)
+
+
+def inputs_of(batch: MicroBatch, device: torch.device, temperature: float) -> dict[str, Any]:
+    """Keyword arguments of ``PolicyModel.forward`` for one micro-batch."""
+    names = ("token_ids", "position_ids", "cu_seqlens", "action_mask")
+    tensors = {name: torch.from_numpy(getattr(batch, name)).to(device, non_blocking=True) for name in names}
+    return {**tensors, "longest": batch.longest, "temperature": temperature}
+
+
+def load_policy(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
+    """The causal LM in ``path``, in training mode, without dropout, with packed attention.
+
+    dtype: ``float32`` or ``bfloat16``. Raises ``FileNotFoundError`` if there is no such
+    model and ``ValueError`` if its logits are more than its head on its last hidden
+    states (scaled or capped logits), which the learner would get wrong.
+    """
+    folder = resolve_model(path)
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    _check_head(lm)
+    return lm.train()
+
+
+def named_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """(name, live tensor) of each parameter, as vLLM's ``load_weights`` knows them; a tied head is not repeated."""
+    for name, parameter in lm.named_parameters():
+        yield name, parameter.detach()
+
+
+def resolve_model(path: str | Path) -> Path:
+    """The local folder of a model given as folder or hub name.
+
+    Raises ``FileNotFoundError`` that says what was looked for.
+    """
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or not _like_hub_name(str(path)):
+        raise FileNotFoundError(f"model.path: {folder} is not a model folder (it has no config.json)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+    except Exception as error:
+        raise FileNotFoundError(
+            f"model.path: {path} is neither a folder here nor a model that the hub can give ({type(error).__name__})"
+        ) from error
+
+
+def _like_hub_name(path: str) -> bool:
+    return path.count("/") == 1 and not path.startswith((".", "/", "~", "configs/", "runs/"))
+
+
+@torch.no_grad()
+def _check_head(lm: PreTrainedModel) -> None:
+    ids = torch.arange(4).unsqueeze(0)
+    packed = {"cu_seq_lens_q": torch.tensor([0, 4], dtype=torch.int32), "max_length_q": 4, "use_cache": False}
+    head = lm.get_output_embeddings()
+    logits = lm(input_ids=ids, **packed).logits
+    hidden = lm.base_model(input_ids=ids, **packed).last_hidden_state
+    if head.bias is not None or not torch.allclose(logits, hidden @ head.weight.T, rtol=1e-2, atol=1e-2):
+        raise ValueError(
+            f"model.path: {type(lm).__name__} does more to its logits than one linear head (scale, soft cap or bias); "
+            "the learner does not support it"
+        )

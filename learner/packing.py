@@ -1,0 +1,108 @@
+"""Rows → packed micro-batches under a token budget, in equal shares for all ranks.
+
+A micro-batch is one row of concatenated sequences without padding. Every rank gets the
+same number of them (ZeRO-3 gathers parameters collectively, so a rank with one forward
+fewer would hang the others), and micro-batch k holds about as many tokens on each rank,
+since the ranks go through them in step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from learner.batch import Row
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """S sequences in N = ΣT tokens, concatenated.
+
+    rows: int64 [S], which of the packed rows they are; empty in a dummy.
+    token_ids, position_ids: int64 [N]; positions start again at 0 in each sequence.
+    cu_seqlens: int32 [S + 1], where sequences begin and end.
+    action_mask: bool [N]. advantages, behaviour_logprobs: float32 [N].
+    """
+
+    rows: np.ndarray
+    token_ids: np.ndarray
+    position_ids: np.ndarray
+    cu_seqlens: np.ndarray
+    action_mask: np.ndarray
+    advantages: np.ndarray
+    behaviour_logprobs: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def longest(self) -> int:
+        return int(np.diff(self.cu_seqlens).max())
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """A per-token array [N] as one array a sequence."""
+        return np.split(values, self.cu_seqlens[1:-1])
+
+
+def pack(rows: list[Row], budget: int, ranks: int = 1) -> list[list[MicroBatch]]:
+    """Micro-batches of each rank: ``result[rank][k]``, the same count for every rank.
+
+    No micro-batch exceeds ``budget`` tokens, unless it holds one longer sequence alone.
+    Each row is in exactly one; what is missing for equal counts is dummies of one
+    token that no mask selects. The result depends on the arguments only, so ranks that
+    hold the same rows agree on it without talking.
+
+    Raises ``ValueError`` for a row that is empty or begins with an action token: its
+    first token has no predecessor, hence no probability.
+    """
+    for index, row in enumerate(rows):
+        if not len(row) or row.action_mask[0]:
+            raise ValueError(f"row {index}: a trajectory must begin with a prompt token that the policy did not write")
+    bins = balanced_bins([len(row) for row in rows], budget, ranks)
+    bins.sort(key=lambda items: sum(len(rows[i]) for i in items), reverse=True)
+    return [[_concatenate(rows, items) for items in bins[rank::ranks]] for rank in range(ranks)]
+
+
+def balanced_bins(lengths: list[int], budget: int, multiple: int) -> list[list[int]]:
+    """Indices of ``lengths`` in the fewest bins that this greedy rule fits into ``budget``.
+
+    Longest first, each into the bin with the least tokens so far (LPT; Graham 1969),
+    which balances bins as first-fit does not; one more round of ``multiple`` bins is
+    opened until none overflows. The number of bins is a multiple of ``multiple``, and at
+    least one round: surplus bins are empty.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    capacity = [max(budget, lengths[i]) for i in order]
+    count = max(1, -(-sum(min(n, budget) for n in lengths) // (budget * multiple))) * multiple
+    while True:
+        bins: list[list[int]] = [[] for _ in range(count)]
+        heap = [(0, b) for b in range(count)]
+        for index, limit in zip(order, capacity):
+            used, b = heapq.heappop(heap)
+            if used + lengths[index] > (limit if not used else budget):
+                break
+            bins[b].append(index)
+            heapq.heappush(heap, (used + lengths[index], b))
+        else:
+            return [sorted(items) for items in bins]
+        count += multiple
+
+
+def _concatenate(rows: list[Row], items: list[int]) -> MicroBatch:
+    chosen = [rows[i] for i in items]
+    if not chosen:
+        nothing = np.zeros(1, np.float32)
+        chosen = [Row(np.zeros(1, np.int32), np.zeros(1, np.uint8), nothing, nothing)]
+    lengths = [len(row) for row in chosen]
+    return MicroBatch(
+        rows=np.array(items, np.int64),
+        token_ids=np.concatenate([row.token_ids for row in chosen]).astype(np.int64),
+        position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        action_mask=np.concatenate([row.action_mask for row in chosen]).astype(bool),
+        advantages=np.concatenate([row.advantages for row in chosen]).astype(np.float32),
+        behaviour_logprobs=np.concatenate([row.behaviour_logprobs for row in chosen]).astype(np.float32),
+    )

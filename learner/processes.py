@@ -1,0 +1,82 @@
+"""Child processes that leave nothing behind: logs, restarts with a limit, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: the kernel ends it when its parent dies, however that happens (Linux only)."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Child:
+    """One named process; ``restarts`` counts how often it was started again."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    log_path: Path
+    process: subprocess.Popen | None = None
+    restarts: int = 0
+    started_at: float = field(default=0.0)
+
+    def start(self) -> None:
+        """In a session of its own: the terminal's Ctrl-C reaches only the parent, which decides the order."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.argv,
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.started_at = time.monotonic()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its log, for an error message."""
+        with contextlib.suppress(OSError):
+            text = self.log_path.read_text(errors="replace").strip().splitlines()
+            return " | ".join(line.strip() for line in text[-lines:])
+        return ""
+
+
+def terminate(children: list[Child], grace_s: float) -> None:
+    """SIGTERM to all, SIGKILL to whole trees after ``grace_s`` seconds. Returns when none is left."""
+    trees = []
+    for child in children:
+        if child.process and child.exit_code is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(child.process.pid)
+                trees += [*parent.children(recursive=True), parent]
+            with contextlib.suppress(ProcessLookupError):
+                child.process.terminate()
+    _, alive = psutil.wait_procs(trees, timeout=grace_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+    for child in children:
+        if child.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=5)

@@ -1,0 +1,87 @@
+"""The learner's ranks: how they find each other, and how rank 0 tells the rest what to do.
+
+Rank 0 alone has a gateway. All others wait for its commands, which travel over a gloo
+group of their own: bytes need no GPU, and between two commands may lie a whole batch of
+episodes, far longer than a collective of the training step may take.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from learner.batch import pack_message, unpack_message
+
+#: Longest wait inside a training step for the other ranks, seconds.
+COLLECTIVE_TIMEOUT_S = 600.0
+
+
+def init_distributed(device: torch.device) -> None:
+    """Join the process group of the launcher, or make one of a single process.
+
+    Every later collective fails after ``COLLECTIVE_TIMEOUT_S``.
+    """
+    if dist.is_initialized():
+        return
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Its shared-memory collectives for CPU ranks would be compiled here, for a minute and with ninja; gloo serves.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(backend, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S), verbose=False)
+
+
+class Ranks:
+    """Commands from rank 0 to all others, and sums over all of them, on CPU tensors."""
+
+    def __init__(self, command_timeout_s: float):
+        """command_timeout_s: the longest that ranks may sit idle between two commands."""
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._timeout_s = command_timeout_s
+        self._commands = dist.new_group(backend="gloo", timeout=timedelta(seconds=command_timeout_s))
+        self._values = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """On rank 0: give the others a command; its arguments are msgpack values."""
+        if self.size > 1:
+            data = torch.frombuffer(bytearray(pack_message({"command": command, **arguments})), dtype=torch.uint8)
+            dist.broadcast(torch.tensor([len(data)]), 0, self._commands)
+            dist.broadcast(data, 0, self._commands)
+
+    def hear(self) -> dict[str, Any]:
+        """On the others: wait for the next command. ``TimeoutError`` if rank 0 stays silent."""
+        size = torch.zeros(1, dtype=torch.int64)
+        try:
+            dist.broadcast(size, 0, self._commands)
+        except RuntimeError as error:
+            raise TimeoutError(
+                f"learner rank {self.rank}: no command from rank 0 (gone, or silent for {self._timeout_s:.0f} s)"
+            ) from error
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, 0, self._commands)
+        return unpack_message(data.numpy().tobytes())
+
+    def total(self, values: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Elementwise reduction of a CPU tensor over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, op, self._values)
+        return values
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(self._values)

@@ -1,0 +1,121 @@
+"""Which actors there are, what each of them holds, and who is to get the next lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.messages import Hello, Lease
+from protocol.trajectory import NO_VERSION
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease and its holder. ``unit``: seq of a training unit, or index of an evaluation task."""
+
+    lease: Lease
+    unit: int
+    actor_id: str
+    issued: float
+    oldest: int = NO_VERSION
+
+    @property
+    def lease_id(self) -> str:
+        return self.lease.lease_id
+
+    @property
+    def is_eval(self) -> bool:
+        return self.lease.purpose == "eval"
+
+
+@dataclass(slots=True)
+class Actor:
+    """``capacity`` and ``stats`` as last reported; ``episodes`` is the sum over its leases."""
+
+    hello: Hello
+    seen: float
+    capacity: int = 0
+    episodes: int = 0
+    leases: set[str] = field(default_factory=set)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Roster:
+    """Actors and their leases. ``group_size``: episodes of one training lease."""
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self.actors: dict[str, Actor] = {}
+        self.leases: dict[str, Held] = {}  # in the order of their issue
+        self._of_unit: dict[int, str] = {}  # seq of a leased training unit → its lease
+
+    def grant(self, held: Held) -> None:
+        actor = self.actors[held.actor_id]
+        actor.leases.add(held.lease_id)
+        actor.episodes += held.lease.group_size
+        self.leases[held.lease_id] = held
+        if not held.is_eval:
+            self._of_unit[held.unit] = held.lease_id
+
+    def drop(self, held: Held) -> None:
+        actor = self.actors[held.actor_id]
+        actor.leases.remove(held.lease_id)
+        actor.episodes -= held.lease.group_size
+        del self.leases[held.lease_id]
+        if not held.is_eval:
+            del self._of_unit[held.unit]
+
+    def of_unit(self, seq: int) -> Held | None:
+        """The lease under which a training unit is being worked on."""
+        return self.leases.get(self._of_unit.get(seq, ""))
+
+    def of_actor(self, actor_id: str) -> list[Held]:
+        return [self.leases[lease_id] for lease_id in sorted(self.actors[actor_id].leases)]
+
+    def of_purpose(self, purpose: str) -> list[Held]:
+        return [held for held in self.leases.values() if held.lease.purpose == purpose]
+
+    @property
+    def training(self) -> int:
+        """Training leases out."""
+        return len(self._of_unit)
+
+    def freest(self, episodes: int) -> str | None:
+        """The actor with the least work among those that have room for ``episodes`` more."""
+        rooms = (
+            (actor.episodes, actor_id)
+            for actor_id, actor in self.actors.items()
+            if actor.episodes + episodes <= actor.capacity * self._group_size
+        )
+        return min(rooms, default=(0, None))[1]
+
+    def expired(self, now: float, timeout: float) -> Iterator[Held]:
+        """Leases issued more than ``timeout`` seconds ago."""
+        for held in list(self.leases.values()):
+            if now - held.issued <= timeout:
+                return
+            yield held
+
+    def describe(self, now: float) -> str:
+        if not self.actors:
+            return "no actor is connected: start one with `python run.py --role actor`"
+        return ", ".join(
+            f"{len(actor.leases)} leased to {actor_id} (last heard {now - actor.seen:.0f} s ago)"
+            for actor_id, actor in sorted(self.actors.items())
+        )
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """One row an actor for the dashboard; ``age_s`` since it was last heard."""
+        return [
+            {
+                "id": actor_id,
+                "host": actor.hello.host,
+                "pid": actor.hello.pid,
+                "age_s": now - actor.seen,
+                "held": len(actor.leases),
+                "capacity": actor.capacity,
+                "stats": actor.stats,
+            }
+            for actor_id, actor in sorted(self.actors.items())
+        ]

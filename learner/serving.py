@@ -1,0 +1,249 @@
+"""Real vLLM servers with our flags: their command line, their health, their metrics; ``--role server``.
+
+Imports neither torch nor vllm: whoever starts a server need not load one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from configs.schema import Config
+from learner.weights import weight_backend
+
+#: The name under which every server offers the policy.
+SERVED_MODEL = "policy"
+#: Tokens of one engine step on a CPU: enough for a burst of prompts, short enough not to stall decoding.
+CPU_BATCH_TOKENS = 4096
+_POLL_S, _SAY_S, _REQUEST_S = 0.25, 5.0, 5.0
+
+
+class ServerError(Exception):
+    """A server cannot be started or reached; the message is one line and says what to do."""
+
+
+# ── checks before a start ────────────────────────────────────────────────────
+
+
+def check_model(config: Config) -> None:
+    """Raise ServerError where ``model.path`` cannot be served. A hub name is left to vLLM."""
+    if not entry_points(group="vllm.general_plugins", name="rollway_gloo"):
+        raise ServerError(f"Rollway is not installed for {sys.executable}: run pip install --no-deps -e . (make does)")
+    path = Path(config.model.path)
+    if _is_hub_name(config.model.path):
+        return
+    if not (path / "config.json").is_file():
+        raise ServerError(f"model.path {path}: no such model folder (it needs a config.json)")
+    limit = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    if limit and config.model.max_tokens > limit:
+        raise ServerError(f"model.max_tokens {config.model.max_tokens} is beyond the {limit} positions of {path}")
+
+
+def _is_hub_name(path: str) -> bool:
+    """``owner/name`` without a local folder ``owner``; anything else is a path."""
+    owner = path.partition("/")[0]
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(owner).exists()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ServerError where a server could not listen on ``host``:``port``."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ServerError(
+                f"port {port} on {host} is in use: stop what runs there or choose another server.port"
+            ) from None
+        raise ServerError(
+            f"cannot listen on {host}:{port}: {error.strerror}; check server.host and server.port"
+        ) from None
+
+
+# ── command line ─────────────────────────────────────────────────────────────
+
+
+def server_urls(config: Config) -> list[str]:
+    """Base URLs: ``server.urls``, or those of the servers started here."""
+    if config.server.urls:
+        return [url.rstrip("/") for url in config.server.urls]
+    host = "127.0.0.1" if config.server.host == "0.0.0.0" else config.server.host
+    return [f"http://{host}:{config.server.port + index}" for index in range(config.server.count)]
+
+
+def server_command(config: Config, index: int) -> tuple[list[str], dict[str, str]]:
+    """(argv, variables to add to the environment) of server ``index``."""
+    server = config.server
+    argv = [
+        # The "vllm serve" command of the CPU build looks for a distribution of another name.
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", config.model.path),
+        *("--served-model-name", SERVED_MODEL),
+        *("--host", server.host),
+        *("--port", str(server.port + index)),
+        *("--dtype", config.model.dtype),
+        *("--seed", str(config.run.seed + index)),
+        *("--max-model-len", str(config.model.max_tokens)),
+        *("--max-num-seqs", str(server.max_num_seqs)),
+        *("--tensor-parallel-size", str(server.tensor_parallel)),
+        # Tokens in, tokens out (/inference/v1/generate) is part of this.
+        "--enable-scale-out",
+        "--enable-prefix-caching",
+        # Log-probabilities of the distribution that was sampled, temperature and top-p included.
+        *("--logprobs-mode", "processed_logprobs"),
+        # Else the model folder's generation_config (top_k, repetition_penalty, …) would bend the sampling.
+        *("--generation-config", "vllm"),
+        *("--weight-transfer-config", json.dumps({"backend": weight_backend(config)})),
+        *("--worker-extension-cls", "learner.weights.verify.WeightVerifier"),
+        "--disable-uvicorn-access-log",
+    ]
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the weight routes exist in dev mode only
+    if Path(config.model.path).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    extra_argv, extra_env = _gpu_part(config, index) if server.devices else _cpu_part(config, index)
+    return [*argv, *extra_argv, *server.extra_args], env | extra_env
+
+
+def _gpu_part(config: Config, index: int) -> tuple[list[str], dict[str, str]]:
+    devices = config.server.devices[index]
+    return (
+        ["--gpu-memory-utilization", str(config.server.gpu_memory_utilization)],
+        {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
+    )
+
+
+def _cpu_part(config: Config, index: int) -> tuple[list[str], dict[str, str]]:
+    # Compiling takes longer than it saves; blocks of 32 let short shared prefixes be reused.
+    # A prompt is never split: for a seeded request vLLM rewinds the random generator after a
+    # partial prefill, which CPU generators cannot do, and the whole engine dies of it.
+    argv = [
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
+        "--max-num-batched-tokens",
+        str(max(CPU_BATCH_TOKENS, config.model.max_tokens)),
+        "--kv-cache-memory-bytes",
+        str(int(config.server.kv_cache_gib * 2**30)),
+        "--block-size",
+        "32",
+    ]
+    cores = cpu_cores(config, index, sorted(os.sched_getaffinity(0)))
+    if cores is None:
+        # One compute thread needs no worker process of its own: one start-up (10 s) and one
+        # hop a step less. vLLM takes the executor by this variable; threads are not bound.
+        return argv, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    return argv, {"VLLM_CPU_OMP_THREADS_BIND": cores}
+
+
+def cpu_cores(config: Config, index: int, allowed: list[int]) -> str | None:
+    """Cores of server ``index``'s compute threads in vLLM's notation (one list a worker), None for one free thread.
+
+    "auto" shares the upper half of the ``allowed`` cores between the servers started here
+    and leaves the lower half to learner and actors; a machine that only serves leaves it to vLLM.
+    """
+    server = config.server
+    if server.cpu_threads != "auto":
+        return server.cpu_threads
+    if server.urls:
+        return "auto"
+    workers = server.count * server.tensor_parallel
+    share = max(1, len(allowed) // 2 // workers)
+    if share == 1 and server.tensor_parallel == 1:
+        return None
+    pool = allowed[-min(len(allowed), share * workers) :]
+    lists = [[pool[(first + n) % len(pool)] for n in range(share)] for first in range(0, share * workers, share)]
+    mine = lists[index * server.tensor_parallel : (index + 1) * server.tensor_parallel]
+    return "|".join(",".join(map(str, cores)) for cores in mine)
+
+
+# ── a running server ─────────────────────────────────────────────────────────
+
+
+def wait_healthy(url: str, timeout_s: float, alive: Callable[[], bool] | None, say: Callable[[str], None]) -> None:
+    """Return when the server at ``url`` can serve and take weights.
+
+    alive: tells whether its process still runs, None if it is not ours. A server that loads
+    or compiles for long is not a dead one: only its end or ``timeout_s`` raises ServerError.
+    say: called every few seconds with what is waited for.
+    """
+    began = time.monotonic()
+    said = began
+    while True:
+        dead = alive is not None and not alive()  # asked first: its last answer may come before its end
+        status = _status(url, "/health")
+        if status == 200:
+            break
+        now = time.monotonic()
+        if dead:
+            raise ServerError(f"the server for {url} ended while it started")
+        if now - began > timeout_s:
+            raise ServerError(
+                f"no vLLM server answers at {url} after {timeout_s:.0f} s: start it with --role server, correct "
+                "server.urls, or allow it more time with server.start_timeout_s"
+            )
+        if now - said >= _SAY_S:
+            said = now
+            say(f"waiting for the server at {url} ({now - began:.0f} s)")
+        time.sleep(_POLL_S)
+    if _status(url, "/weight_info") == 404:
+        raise ServerError(
+            f"the server at {url} has no weight routes: start it with --role server, or with VLLM_SERVER_DEV_MODE=1"
+        )
+
+
+def _status(url: str, path: str) -> int | None:
+    try:
+        return _get(url + path).status_code
+    except requests.RequestException:
+        return None
+
+
+def _get(url: str) -> requests.Response:
+    with requests.Session() as session:
+        session.trust_env = False  # servers are private: no proxy from the environment
+        return session.get(url, timeout=_REQUEST_S)
+
+
+def server_metrics(url: str) -> dict[str, float]:
+    """running and waiting requests, kv_usage and prefix_hit_rate (0 to 1, the latter since the start), generated_tokens.
+
+    Raises requests.RequestException where the server does not answer, ValueError where the answer is not vLLM's.
+    """
+    answer = _get(url + "/metrics")
+    answer.raise_for_status()
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    try:
+        queries, hits = totals["vllm:prefix_cache_queries_total"], totals["vllm:prefix_cache_hits_total"]
+        return {
+            "running": totals["vllm:num_requests_running"],
+            "waiting": totals["vllm:num_requests_waiting"],
+            "kv_usage": totals["vllm:kv_cache_usage_perc"],
+            "prefix_hit_rate": hits / queries if queries else 0.0,
+            "generated_tokens": totals["vllm:generation_tokens_total"],
+        }
+    except KeyError as missing:
+        raise ValueError(f"{url}/metrics has no {missing}: not a vLLM server, or one of another version") from None
+
+
+def main(config: Config) -> int:
+    """``--role server``: become the first server of the configuration, in the foreground."""
+    try:
+        check_model(config)
+        check_port(config.server.host, config.server.port)
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    argv, env = server_command(config, 0)
+    os.execve(argv[0], argv, {**os.environ, **env})

@@ -1,0 +1,198 @@
+"""The training loop: batch → advantages → update → version + 1 → weights to the servers.
+
+Everything that waits has a time limit, and what has to be atomic is: a step's weights,
+optimizer, random state and consumed groups belong to one checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from configs.schema import Config
+from learner.advantages import compute_advantages
+from learner.baselines import score_baselines
+from learner.checkpoint import load_checkpoint, save_checkpoint
+from learner.engine import PolicyEngine
+from learner.evaluate import Evaluator
+from learner.gateway import Gateway
+from learner.runfolder import RunFolder
+from learner.summary import Summary
+from learner.telemetry import batch_record
+from learner.transcript import Transcriber
+from learner.weights.push import PushReport, WeightPusher
+
+log = logging.getLogger("rollway.learner")
+
+
+class Trainer:
+    """Owns the order of events; each part owns its own state."""
+
+    def __init__(self, config: Config, engine: PolicyEngine, gateway: Gateway, pusher: WeightPusher, folder: RunFolder):
+        self.config = config
+        self.engine = engine
+        self.gateway = gateway
+        self.pusher = pusher
+        self.folder = folder
+        self.summary = Summary()
+        self.evaluator = Evaluator(config, gateway)
+        self.transcriber = Transcriber(config.model.path)
+        self.version = 0
+        self.stop_requested = False
+        # One thread: pushes never overtake each other.
+        self._push_thread = ThreadPoolExecutor(1, thread_name_prefix="weight-push")
+        self._push: Future[PushReport] | None = None
+
+    def run(self) -> None:
+        resumed = self._restore()
+        self._push_now()
+        if not resumed:
+            self.summary.baselines = score_baselines(self.config, self.pusher, self.evaluator)
+            if self.summary.baselines:
+                self._publish_evals(self.summary.baselines)
+                self._push_now()
+            self._evaluate(self.config.eval.final_size)
+        self.gateway.pause_training(False)
+        started = time.monotonic()
+        self.summary.training_started()
+        while self.version < self.config.run.steps and not self.stop_requested:
+            self._step()
+            minutes = (time.monotonic() - started) / 60
+            if self.config.run.max_minutes and minutes > self.config.run.max_minutes:
+                log.info("run.max_minutes reached at version %d", self.version)
+                break
+        self.gateway.pause_training(True)
+        self._finish_push()
+        self.summary.training_ended()
+        self._checkpoint()
+        if not self.stop_requested:
+            self._evaluate(self.config.eval.final_size)
+        with self._phase("export"):
+            self.engine.export(self.folder.export)
+
+    def request_stop(self) -> None:
+        """Finish the step at hand, save and return from ``run``. Safe in a signal handler."""
+        self.stop_requested = True
+
+    # ── one step ─────────────────────────────────────────────────────────────
+
+    def _step(self) -> None:
+        config, began = self.config, time.monotonic()
+        seconds: dict[str, float] = {}
+        with self._phase("wait", seconds):
+            groups = self.gateway.take_batch(config.learner.groups, config.gateway.batch_timeout_s)
+        record = batch_record(groups, self.version)
+        with self._phase("update", seconds):
+            advantages = compute_advantages(config.algorithm, groups)
+            record |= self.engine.update(groups, advantages)
+        self.version += 1
+        self.gateway.commit(self.version)
+        with self._phase("push", seconds):
+            push = self._publish_weights()
+        wall = time.monotonic() - began
+        seconds["step"] = wall
+        record |= {
+            "step": self.version,
+            "version": self.version,
+            "time_s": self.summary.elapsed(),
+            "seconds": seconds,
+            "tokens_per_s": record["tokens"] / wall,
+            "busy": seconds["update"] / wall,
+        }
+        if push:
+            record["push"] = push.as_record()
+        self._record(record, groups)
+        if self.version % config.checkpoint.every == 0:
+            self._checkpoint()
+        if config.eval.every and self.version % config.eval.every == 0 and self.version < config.run.steps:
+            self._evaluate(config.eval.size)
+
+    def _publish_weights(self) -> PushReport | None:
+        """Lock-step: push, then open the next version. Else open it at once and push behind the next step."""
+        report = self._finish_push()
+        tensors = self.engine.snapshot()
+        if self.config.staleness == 0:
+            report = self.pusher.push(tensors, self.version)
+            self._note_push(report)
+            self.gateway.set_version(self.version)
+            return report
+        self.gateway.set_version(self.version)
+        self._push = self._push_thread.submit(self.pusher.push, tensors, self.version)
+        return report
+
+    def _push_now(self) -> None:
+        with self._phase("push"):
+            report = self.pusher.push(self.engine.snapshot(), self.version)
+        self._note_push(report)
+        self.gateway.set_version(self.version)
+
+    def _finish_push(self) -> PushReport | None:
+        if self._push is None:
+            return None
+        report = self._push.result(timeout=2 * self.config.weights.timeout_s)
+        self._push = None
+        self._note_push(report)
+        return report
+
+    def _note_push(self, report: PushReport) -> None:
+        self.summary.add_push(report)
+        self.gateway.set_servers(self.pusher.current_servers())
+        for url, error in report.errors().items():
+            log.error("server %s is excluded until it takes weights again: %s", url, error)
+
+    # ── state ────────────────────────────────────────────────────────────────
+
+    def _restore(self) -> bool:
+        state = load_checkpoint(self.engine, self.folder.checkpoints)
+        if state is None:
+            return False
+        self.version = state["version"]
+        self.summary = Summary.restore(state["summary"])
+        self.gateway.rollback(self.version)
+        self.folder.truncate_metrics(self.version)
+        log.info("resumed at version %d", self.version)
+        return True
+
+    def _checkpoint(self) -> None:
+        with self._phase("checkpoint"):
+            extra = {"version": self.version, "summary": self.summary.state()}
+            save_checkpoint(self.engine, self.folder.checkpoints, self.version, extra, keep=self.config.checkpoint.keep)
+            self.gateway.checkpointed(self.version)
+
+    # ── what people see ──────────────────────────────────────────────────────
+
+    @contextmanager
+    def _phase(self, name: str, seconds: dict[str, float] | None = None):
+        self.gateway.publish("run", {"phase": name, "phase_since": time.time(), "step": self.version, "version": self.version})
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if seconds is not None:
+                seconds[name] = time.monotonic() - began
+
+    def _record(self, record: dict[str, Any], groups: list) -> None:
+        self.summary.add_step(record)
+        self.folder.log(record)
+        self.gateway.append_history(record)
+        episodes = [t for group in groups for t in group.trajectories]
+        kept = episodes[:: max(1, len(episodes) // max(1, self.config.log.trajectories))][: self.config.log.trajectories]
+        if kept:
+            self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in kept])
+            self.gateway.publish("latest", self.transcriber.view(kept[-1]))
+
+    def _evaluate(self, size: int) -> None:
+        with self._phase("eval"):
+            self._finish_push()
+            records, episodes = self.evaluator.score(self.version, size)
+        self.summary.evals += records
+        self._publish_evals(records)
+        self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in episodes[:8]], kind="eval")
+
+    def _publish_evals(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self.folder.log({"eval": record, "step": self.version})
+        self.gateway.publish("evals", self.summary.baselines + self.summary.evals)

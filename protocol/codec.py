@@ -1,0 +1,177 @@
+"""Message ↔ ZeroMQ frames: one MessagePack header, then the arrays of a group as raw frames.
+
+Frames may come from a stranger. Every size is checked before memory is taken for it, and
+whatever is wrong with them ends in ``ProtocolError``, never in another exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgpack
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from protocol.messages import PROTOCOL_VERSION, AnyMessage, GroupDone, Message
+from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory
+
+Frame = bytes | memoryview
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_GROUP_TOKENS = 16 << 20
+#: Largest frame that any peer may send; sockets refuse larger ones (ZMQ_MAXMSGSIZE).
+MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_GROUP_TOKENS * max(d.itemsize for d in TOKEN_FIELDS.values()))
+#: Header, the per-token arrays, the turns.
+GROUP_FRAMES = 1 + len(TOKEN_FIELDS) + 1
+
+_TURNS = np.dtype("<i4")
+_ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
+
+
+class ProtocolError(ValueError):
+    """These frames are not a message of ours; the text says what is wrong with them."""
+
+
+class VersionError(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+
+def encode(message: Message, group: Group | None = None) -> list[Frame]:
+    """Frames of ``message``; a ``GroupDone`` takes its ``group``, whose arrays are joined field by field.
+
+    Raises ``ProtocolError`` on values that MessagePack cannot carry, on a header over
+    ``MAX_HEADER_BYTES`` and on a group that a receiver would refuse.
+    """
+    if isinstance(message, GroupDone) != (group is not None):
+        raise ProtocolError("a group goes with GroupDone, and with nothing else")
+    try:
+        header = msgpack.packb(message.model_dump(), default=_plain)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"{type(message).__name__}: only plain values can be sent: {error}") from None
+    if len(header) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"{type(message).__name__}: header of {len(header)} bytes, at most {MAX_HEADER_BYTES}")
+    return [header] if group is None else [header, *_join(group)]
+
+
+def encode_group(actor_id: str, group: Group) -> list[Frame]:
+    """The ``GroupDone`` of ``group`` with its arrays, as ``encode`` would make it."""
+    trajectories = group.trajectories
+    try:
+        message = GroupDone(
+            actor_id=actor_id,
+            lease_id=group.lease_id,
+            task_id=group.task_id,
+            lengths=[len(t) for t in trajectories],
+            turn_counts=[len(t.turns) for t in trajectories],
+            terminated=[t.terminated for t in trajectories],
+            facts=[t.facts for t in trajectories],
+        )
+    except ValidationError as error:
+        raise ProtocolError(_first(error)) from None
+    _check_counts(message)
+    return encode(message, group)
+
+
+def decode(frames: Sequence[Frame]) -> tuple[Message, Group | None]:
+    """Inverse of ``encode``. The arrays are read-only views of the frames: nothing is copied.
+
+    Raises ``VersionError`` where the header names another protocol version, else ``ProtocolError``.
+    """
+    if len(frames) not in (1, GROUP_FRAMES):
+        raise ProtocolError(f"{len(frames)} frames: a message has 1, a group {GROUP_FRAMES}")
+    message = _decode_header(frames[0])
+    if not isinstance(message, GroupDone):
+        if len(frames) != 1:
+            raise ProtocolError(f"{message.type}: {len(frames)} frames, want 1")
+        return message, None
+    if len(frames) != GROUP_FRAMES:
+        raise ProtocolError(f"group_done: {len(frames)} frames, want {GROUP_FRAMES}")
+    return message, _cut(message, frames[1:])
+
+
+def _decode_header(frame: Frame) -> Any:
+    if len(frame) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"header of {len(frame)} bytes, at most {MAX_HEADER_BYTES}")
+    try:
+        # Without explicit limits msgpack bounds every string and container by the frame's
+        # own size, so a header cannot announce more than it carries. No extension types.
+        fields = msgpack.unpackb(frame, max_ext_len=0)
+    except (ValueError, OverflowError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"header is not MessagePack: {error}") from None
+    if isinstance(fields, dict) and fields.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
+        raise VersionError(
+            f"protocol version {str(fields['protocol'])[:20]} met version {PROTOCOL_VERSION}: "
+            "run the same release of Rollway on both ends"
+        )
+    try:
+        return _ADAPTER.validate_python(fields)
+    except ValidationError as error:
+        raise ProtocolError(_first(error)) from None
+
+
+def _check_counts(message: GroupDone) -> int:
+    """Σ lengths, after checking that every count in the header is possible."""
+    size = len(message.lengths)
+    if not size or {len(message.turn_counts), len(message.terminated), len(message.facts)} != {size}:
+        raise ProtocolError("group_done: lengths, turn_counts, terminated and facts want one entry a trajectory")
+    if min(message.lengths) < 1 or min(message.turn_counts) < 0:
+        raise ProtocolError("group_done: a trajectory without tokens, or with a negative number of turns")
+    tokens = sum(message.lengths)
+    if tokens > MAX_GROUP_TOKENS or sum(message.turn_counts) > tokens:
+        raise ProtocolError(f"group_done: {tokens} tokens, {sum(message.turn_counts)} turns: too many")
+    return tokens
+
+
+def _join(group: Group) -> list[Frame]:
+    for trajectory in group.trajectories:
+        try:
+            trajectory.validate()
+        except ValueError as error:
+            raise ProtocolError(f"lease {group.lease_id}: {error}") from None
+    arrays = [np.concatenate([getattr(t, name) for t in group.trajectories]) for name in TOKEN_FIELDS]
+    arrays.append(np.concatenate([t.turns for t in group.trajectories]).astype(_TURNS, copy=False))
+    return [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+
+
+def _cut(message: GroupDone, frames: Sequence[Frame]) -> Group:
+    tokens = _check_counts(message)
+    flat = {}
+    for (name, dtype), frame in zip(TOKEN_FIELDS.items(), frames, strict=False):
+        flat[name] = _array(name, frame, dtype, tokens)
+    turns = _array("turns", frames[-1], _TURNS, 2 * sum(message.turn_counts)).reshape(-1, 2)
+
+    spans = pairwise(accumulate(message.lengths, initial=0))
+    turn_spans = pairwise(accumulate(message.turn_counts, initial=0))
+    trajectories = []
+    for (start, end), (first, last), terminated, facts in zip(
+        spans, turn_spans, message.terminated, message.facts, strict=True
+    ):
+        fields = {name: array[start:end] for name, array in flat.items()}
+        trajectory = Trajectory(**fields, turns=turns[first:last], terminated=terminated, facts=facts)
+        try:
+            trajectory.validate()
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        trajectories.append(trajectory)
+    return Group(message.lease_id, message.task_id, trajectories)
+
+
+def _array(name: str, frame: Frame, dtype: np.dtype, count: int) -> np.ndarray:
+    size = memoryview(frame).nbytes
+    if size != count * dtype.itemsize:
+        raise ProtocolError(f"group_done: {name} has {size} bytes, want {count} × {dtype.itemsize}")
+    return np.frombuffer(frame, dtype)
+
+
+def _plain(value: Any) -> Any:
+    """Metrics are often numpy scalars; they are sent as the numbers that they are."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not plain")
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part)[:40] for part in detail['loc'])}: {detail['msg']}"[:400]
