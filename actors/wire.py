@@ -185,7 +185,7 @@ class WireThread(threading.Thread):
         with self._lock:
             requests, self._requests = self._requests, []
             beat, self._beat_now = self._beat_now or now >= self._next_beat, False
-            state = {**self._state, "held": list(self._state["held"])}
+            state = {**self._state, "held": sorted({*self._state["held"], *self._outbox})}
             due = [d for d in self._outbox.values() if now - d.sent > RESEND_BEATS * self._beat]
         for message in requests:
             self._send(encode(message))

@@ -41,9 +41,10 @@ def grpo(groups: list[Group], config: GrpoAdvantage, process_weight: float) -> A
     deviation, as peers take it. A group whose rewards are all equal, or of one member,
     gets exactly 0: divided by a tiny std its rounding noise would pass for a signal.
     """
+    values = [_standardised(total_rewards(group, process_weight), config.eps) for group in groups]
     return [
-        [spread(t, a) for t, a in zip(g.trajectories, _standardised(total_rewards(g, process_weight), config.eps))]
-        for g in groups
+        [spread(t, a) for t, a in zip(group.trajectories, scalars, strict=True)]
+        for group, scalars in zip(groups, values, strict=True)
     ]
 
 

@@ -7,6 +7,7 @@ these; versions, turns and facts stay behind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -71,7 +72,7 @@ def mini_batches(groups: list[Group], advantages: list[list[np.ndarray]], parts:
         for group, values in zip(groups, advantages, strict=True)
     ]
     bounds = np.linspace(0, len(by_group), parts + 1).round().astype(int)
-    return [[row for rows in by_group[lo:hi] for row in rows] for lo, hi in zip(bounds[:-1], bounds[1:])]
+    return [[row for rows in by_group[lo:hi] for row in rows] for lo, hi in pairwise(bounds)]
 
 
 def encode(batches: list[list[Row]]) -> list[Any]:

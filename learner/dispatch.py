@@ -14,17 +14,14 @@ come out. The rules it keeps, whatever is lost, doubled, late or dead:
 from __future__ import annotations
 
 import logging
-import re
 from collections import defaultdict
 from typing import Any
-
-import numpy as np
 
 from configs.schema import Config
 from learner.evalqueue import EvalQueue
 from learner.gate import StalenessGate
 from learner.ledger import MAX_ATTEMPTS, Ledger
-from learner.roster import Actor, Held, Roster
+from learner.roster import Actor, Held, LeaseIds, Roster
 from protocol import messages as wire
 from protocol.trajectory import NO_VERSION, Group, Trajectory
 
@@ -49,15 +46,14 @@ class Dispatcher:
         self._gate = StalenessGate(config.learner.groups, config.staleness)
         self._gate.waiting = ledger.delivered()
         self._group_size = config.learner.group_size
-        self._seed = config.run.seed
         self._beat = config.actor.heartbeat_s
         self._lease_timeout = config.gateway.lease_timeout_s
         self._run_id, self._welcome = run_id, welcome
         self._eval: EvalQueue | None = None
-        self._issued = 0
+        self._ids = LeaseIds(ledger.run_id, ledger.boot)
+        self._announced: tuple[int, list[str]] = (0, [])
         self._last_tick: float | None = None
         self._out: Outgoing = []
-        self._lease_id = re.compile(re.escape(ledger.run_id) + r"\.t(\d{1,18})\.\d+\.\d+")
 
     # ── events ───────────────────────────────────────────────────────────────
 
@@ -101,6 +97,10 @@ class Dispatcher:
             if self._gate.stale(held.oldest):
                 self._ledger.count("stale_cancelled")
                 self._void(held)
+        if self._announced != (self.version, self.servers):  # else actors would learn it a heartbeat late
+            self._announced = (self.version, self.servers)
+            for actor_id in self.roster.actors:
+                self._send(actor_id, self._pong())
         self._issue(now)
         return self._flush()
 
@@ -198,15 +198,17 @@ class Dispatcher:
             if held.lease_id not in listed and now - held.issued > GRACE_BEATS * self._beat:
                 log.warning("lease %s never reached %s, or was lost there: issued again", held.lease_id, held.actor_id)
                 self._void(held)
-        self._send(beat.actor_id, wire.Pong(version=self.version, servers=self.servers))
+        self._send(beat.actor_id, self._pong())
+
+    def _pong(self) -> wire.Pong:
+        return wire.Pong(version=self.version, servers=self.servers)
 
     def _on_group(self, actor_id: str, group: Group) -> None:
         held = self.roster.leases.get(group.lease_id)
         if held and held.is_eval:
             self._on_eval_episode(held, group)
             return
-        match = self._lease_id.fullmatch(group.lease_id)
-        seq = int(match[1]) if match else None
+        seq = self._ids.seq(group.lease_id)
         if seq is None or self._ledger.state(seq) != "pending":
             self._ledger.count("duplicates")
         elif len(group.trajectories) != self._group_size or group.task_id != self._ledger.unit(seq).task.task_id:
@@ -245,23 +247,20 @@ class Dispatcher:
         new: dict[str, list[wire.Lease]] = defaultdict(list)
         while self._eval and self._eval.todo and (actor_id := self.roster.freest(1)):
             index = self._eval.todo.popleft()
-            seed = int(np.random.SeedSequence([self._seed, index]).generate_state(1)[0])
-            fields = {"task": self._eval.tasks[index], "group_size": 1, "seed": seed, "purpose": "eval"}
-            new[actor_id].append(self._grant(actor_id, "e", index, now, fields, self._eval.min_version))
+            fields = {"task": self._eval.tasks[index], "group_size": 1, "seed": index, "purpose": "eval"}
+            new[actor_id].append(self._grant(actor_id, index, now, min_version=self._eval.min_version, **fields))
         while self._may_train() and (actor_id := self.roster.freest(self._group_size)):
             unit = self._ledger.lease()
-            fields = {"task": unit.task, "group_size": self._group_size, "seed": unit.seed}
-            new[actor_id].append(self._grant(actor_id, "t", unit.seq, now, fields, self._gate.floor))
+            fields = {"task": unit.task, "group_size": self._group_size, "seed": unit.seed, "purpose": "train"}
+            new[actor_id].append(self._grant(actor_id, unit.seq, now, min_version=self._gate.floor, **fields))
         for actor_id, leases in new.items():
             self._send(actor_id, wire.Leases(leases=leases))
 
     def _may_train(self) -> bool:
         return not self.paused and self._ledger.epoch_size > 0 and self._gate.room(self.roster.training) > 0
 
-    def _grant(self, actor_id: str, kind: str, unit: int, now: float, fields: dict[str, Any], floor: int) -> wire.Lease:
-        self._issued += 1
-        lease_id = f"{self._ledger.run_id}.{kind}{unit}.{self._ledger.boot}.{self._issued}"
-        lease = wire.Lease(lease_id=lease_id, min_version=floor, **fields)
+    def _grant(self, actor_id: str, unit: int, now: float, **fields: Any) -> wire.Lease:
+        lease = wire.Lease(lease_id=self._ids.new(unit, fields["purpose"]), **fields)
         self.roster.grant(Held(lease, unit, actor_id, now))
         return lease
 

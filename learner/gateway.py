@@ -175,6 +175,7 @@ class Gateway:
         with self._lock:
             return {
                 **self._sections,
+                "run": {**self._sections["run"], "now": time.time()},
                 "history": [record for record in self._history if record["step"] >= since_step],
                 "queue": self._dispatcher.queue() | {"rejected_frames": self._rejected},
                 "actors": self._dispatcher.roster.rows(time.monotonic()),

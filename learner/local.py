@@ -20,6 +20,8 @@ from learner.summary import summary_table
 #: How often a dead server or actor is started again before the run is given up.
 MAX_RESTARTS = 5
 POLL_S = 0.5
+#: An actor that left in good order is missed only after this long: the learner may be about to leave as well.
+SETTLE_S = 20.0
 #: Learner's time to finish its step, save and export after the first Ctrl-C.
 GRACE_S = 12.0
 
@@ -80,7 +82,8 @@ class Cluster:
         events = []
         for child in self.children.values():
             code = child.exit_code
-            if code is None or (child.name == "learner" and code == 0):
+            # Exit code 0 was told to leave: at the end of the run, or by a learner that then died.
+            if code is None or (code == 0 and (child.name == "learner" or child.dead_for_s < SETTLE_S)):
                 continue
             if child.restarts >= MAX_RESTARTS or code in (2, 3):
                 raise StartError(f"{child.name} ended with exit code {code}: {child.last_words()} (log: {child.log_path})")
@@ -139,7 +142,7 @@ def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals
     snapshot: dict = {"run": {"phase": "start", "steps": config.run.steps, "started_at": time.time()}}
     note, asked_at = "", 0.0
     host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "*") else config.gateway.host
-    with DashboardClient(f"tcp://{host}:{config.gateway.port}") as client, open_view(console) as view:
+    with DashboardClient(f"tcp://{host}:{config.gateway.port}") as client, open_view(console, leave="stop the run") as view:
         while learner.exit_code != 0:
             if signals.count >= 2:
                 raise StartError("stopped at once; the run goes on from its last checkpoint with run.resume=true")

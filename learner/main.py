@@ -12,6 +12,7 @@ from configs.schema import Config
 from learner.evaluate import train_tasks, welcome_config
 from learner.gateway import Gateway, StartError, WaitTimeout
 from learner.ledger import Ledger
+from learner.logs import setup_logging
 from learner.monitor import ServerMonitor
 from learner.runfolder import RunFolder, RunFolderError
 from learner.serving import ServerError, server_urls, wait_healthy
@@ -23,7 +24,7 @@ FATAL = 3
 
 
 def main(config: Config) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    setup_logging()
     if int(os.environ.get("RANK", 0)) > 0:
         from learner.engine import PolicyEngine
 

@@ -75,14 +75,13 @@ def balanced_bins(lengths: list[int], budget: int, multiple: int) -> list[list[i
     least one round: surplus bins are empty.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    capacity = [max(budget, lengths[i]) for i in order]
     count = max(1, -(-sum(min(n, budget) for n in lengths) // (budget * multiple))) * multiple
     while True:
         bins: list[list[int]] = [[] for _ in range(count)]
         heap = [(0, b) for b in range(count)]
-        for index, limit in zip(order, capacity):
+        for index in order:
             used, b = heapq.heappop(heap)
-            if used + lengths[index] > (limit if not used else budget):
+            if used and used + lengths[index] > budget:
                 break
             bins[b].append(index)
             heapq.heappush(heap, (used + lengths[index], b))

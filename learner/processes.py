@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,7 +32,7 @@ class Child:
     log_path: Path
     process: subprocess.Popen | None = None
     restarts: int = 0
-    started_at: float = field(default=0.0)
+    _died_at: float | None = None
 
     def start(self) -> None:
         """In a session of its own: the terminal's Ctrl-C reaches only the parent, which decides the order."""
@@ -47,11 +47,20 @@ class Child:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-        self.started_at = time.monotonic()
+        self._died_at = None
 
     @property
     def exit_code(self) -> int | None:
-        return self.process.poll() if self.process else None
+        """None while it runs (or was never started)."""
+        code = self.process.poll() if self.process else None
+        if code is not None and self._died_at is None:
+            self._died_at = time.monotonic()
+        return code
+
+    @property
+    def dead_for_s(self) -> float:
+        """Seconds since its end was noticed, 0 while it runs."""
+        return time.monotonic() - self._died_at if self._died_at else 0.0
 
     def last_words(self, lines: int = 3) -> str:
         """The end of its log, for an error message."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +28,6 @@ def init_distributed(device: torch.device) -> None:
     """
     if dist.is_initialized():
         return
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     import deepspeed
 
@@ -42,7 +35,12 @@ def init_distributed(device: torch.device) -> None:
     # Its shared-memory collectives for CPU ranks would be compiled here, for a minute and with ninja; gloo serves.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(backend, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S), verbose=False)
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    if "RANK" not in os.environ:
+        # No launcher: a group of one, without a port and without variables that child processes inherit.
+        os.environ.setdefault("LOCAL_RANK", "0")
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
 
 
 class Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,28 @@ class Actor:
     episodes: int = 0
     leases: set[str] = field(default_factory=set)
     stats: dict[str, Any] = field(default_factory=dict)
+
+
+class LeaseIds:
+    """Names of leases: unique over restarts and runs, and a training lease's tells its unit.
+
+    So a group that comes after its lease is void, or after the learner was restarted, still
+    finds its place, and one of another run does not.
+    """
+
+    def __init__(self, run_id: str, boot: int) -> None:
+        self._run_id, self._boot = run_id, boot
+        self._issued = 0
+        self._training = re.compile(re.escape(run_id) + r"\.train(\d{1,18})\.\d+\.\d+", re.ASCII)
+
+    def new(self, unit: int, purpose: str) -> str:
+        self._issued += 1
+        return f"{self._run_id}.{purpose}{unit}.{self._boot}.{self._issued}"
+
+    def seq(self, lease_id: str) -> int | None:
+        """The unit of a training lease of this run; None for any other name."""
+        match = self._training.fullmatch(lease_id)
+        return int(match[1]) if match else None
 
 
 class Roster:

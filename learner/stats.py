@@ -34,7 +34,7 @@ class Stats:
             return {}
         totals = ranks.total(torch.stack(list(self._sums.values())).double().cpu()).tolist()
         peaks = ranks.total(torch.stack(list(self._maxima.values())).double().cpu(), dist.ReduceOp.MAX).tolist()
-        s, m = dict(zip(self._sums, totals)), dict(zip(self._maxima, peaks))
+        s, m = dict(zip(self._sums, totals, strict=True)), dict(zip(self._maxima, peaks, strict=True))
         n = s["count"]
         return {
             "loss": s["loss"] / optimizer_steps,

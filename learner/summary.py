@@ -150,11 +150,14 @@ def summary_table(summary: dict[str, Any]) -> Group:
     ratio = ["ratio"] if baselines else []
     table = _table("exact match", "before", "after", "gain", *baselines, *ratio, "F1", "sub-EM", "n")
     for name in names:
-        label = clean(name) + ("" if name in trained else " (not trained on)")
+        label = clean(name) + ("" if name in trained else " *")
         table.add_row(label, *_compare(evals, rivals, [name], baselines))
     if len(trained) > 1:
-        table.add_row("mean of those trained on", *_compare(evals, rivals, trained, baselines), style=theme.BOLD)
-    return Group(Text("The run in figures", style=theme.TITLE), table, Text(), *_facts(summary))
+        table.add_row("mean, trained", *_compare(evals, rivals, trained, baselines), style=theme.BOLD)
+    if len(names) > max(1, len(trained)):
+        table.add_row("mean, all", *_compare(evals, rivals, names, baselines))
+    note = "* never trained on" if len(names) > len(trained) else ""
+    return Group(Text("The run in figures", style=theme.TITLE), table, Text(note, style=theme.DIM), *_facts(summary))
 
 
 def eval_table(records: list[dict[str, Any]]) -> Table:

@@ -148,11 +148,17 @@ class Trainer:
     def _restore(self) -> bool:
         state = load_checkpoint(self.engine, self.folder.checkpoints)
         if state is None:
+            # A run that died before its first checkpoint starts anew, with the groups that it had collected.
+            self.gateway.rollback(0)
             return False
         self.version = state["version"]
         self.summary = Summary.restore(state["summary"])
         self.gateway.rollback(self.version)
         self.folder.truncate_metrics(self.version)
+        for record in self.folder.read_metrics():
+            if "eval" not in record:
+                self.gateway.append_history(record)
+        self._publish_summary_evals()
         log.info("resumed at version %d", self.version)
         return True
 
@@ -177,6 +183,7 @@ class Trainer:
     def _record(self, record: dict[str, Any], groups: list) -> None:
         self.summary.add_step(record)
         self.folder.log(record)
+        log.info("step %d: reward %.3f, %.1f s", record["step"], record["reward"], record["seconds"]["step"])
         self.gateway.append_history(record)
         episodes = [t for group in groups for t in group.trajectories]
         kept = episodes[:: max(1, len(episodes) // max(1, self.config.log.trajectories))][: self.config.log.trajectories]
@@ -195,4 +202,9 @@ class Trainer:
     def _publish_evals(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self.folder.log({"eval": record, "step": self.version})
+            who = record.get("baseline") or f"version {record['version']}"
+            log.info("eval %s, %s: em %.3f (n %d)", who, record["dataset"], record.get("em", 0.0), record["n"])
+        self._publish_summary_evals()
+
+    def _publish_summary_evals(self) -> None:
         self.gateway.publish("evals", self.summary.baselines + self.summary.evals)

@@ -83,11 +83,12 @@ def view(trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
 def render(trajectory: Trajectory, decode: Decode) -> str:
     """Markdown of one episode."""
     facts, parts = trajectory.facts, segments(trajectory, decode)
+    sampled = trajectory.action_mask.astype(bool)
     lines = [
         f"## {_line(facts.get('dataset', ''))} {_line(facts.get('task_id', ''))}\n",
         f"Reward {trajectory.total_reward:.2f} · {_outcome(trajectory)}\n",
-        f"{len(trajectory.turns)} turns · {len(trajectory)} tokens, {int(trajectory.action_mask.sum())} sampled · "
-        f"{_versions(_span(trajectory.versions[trajectory.action_mask.astype(bool)]))}\n",
+        f"{len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)} · {len(trajectory)} tokens, "
+        f"{int(sampled.sum())} sampled · {_versions(_span(trajectory.versions[sampled]))}\n",
     ]
     calls: dict[int, list[dict[str, Any]]] = {}
     for call in facts.get("tool_calls") or []:

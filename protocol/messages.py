@@ -157,7 +157,7 @@ class Cancel(Message):
 
 
 class Pong(Message):
-    """Answer to a heartbeat. ``servers`` lists those that have the current weights."""
+    """Answer to a heartbeat, and news of a change. ``servers`` lists those that have the current weights."""
 
     type: Literal["pong"] = "pong"
     version: int

@@ -107,7 +107,7 @@ class World:
 
 
 def seq_of(lease):
-    return int(lease.lease_id.split(".")[1][1:])
+    return int(lease.lease_id.split(".")[1].removeprefix(lease.purpose))
 
 
 # ── the gate ─────────────────────────────────────────────────────────────────
@@ -325,7 +325,7 @@ def test_a_late_group_of_a_void_lease_is_the_same_unit(reissued):
 
 def test_groups_of_other_runs_count_as_duplicates_and_are_forgotten():
     world = World()
-    foreign = world.leases()[0].model_copy(update={"lease_id": "0123456789ab.t0.1.1"})
+    foreign = world.leases()[0].model_copy(update={"lease_id": "0123456789ab.train0.1.1"})
     assert ("a", Ack(lease_id=foreign.lease_id)) in world.done("a", foreign)
     assert world.queue("duplicates", "waiting") == (1, 0)
 
@@ -555,6 +555,15 @@ def test_welcome_and_pong_carry_version_servers_and_configuration():
         4,
     )
     assert ("a", Pong(version=4, servers=["http://one"])) in world.beat("a")
+
+
+def test_news_of_weights_does_not_wait_for_a_heartbeat():
+    world = World(actors=("a", "b"), groups=1, staleness=0)
+    world.dispatcher.set_version(1)
+    world.dispatcher.servers = ["http://one"]
+    news = Pong(version=1, servers=["http://one"])
+    assert world.tick() == [("a", news), ("b", news)]
+    assert world.tick() == []
 
 
 def test_shutdown_reaches_every_actor():

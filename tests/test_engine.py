@@ -116,7 +116,7 @@ def test_packed_equals_unpacked_in_values_and_gradients(tmp_path, model, kind, c
 
 
 def test_models_that_cannot_be_trained_exactly_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="model.path: .*nowhere is not a model folder"):
+    with pytest.raises(FileNotFoundError, match=r"model.path: .*nowhere is not a model folder"):
         load_policy(tmp_path / "nowhere")
     CohereForCausalLM(
         CohereConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
@@ -208,7 +208,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, model, stage):
     assert load_checkpoint(resumed, tmp_path) == {"version": 1}
     assert torch.equal(torch.rand(3), drawn)
     again = resumed.update(*batch())
-    assert {k: v for k, v in again.items() if not k.endswith("_s")} == {k: v for k, v in metrics.items() if not k.endswith("_s")}
+    assert all(again[name] == value for name, value in metrics.items() if not name.endswith("_s"))
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(engine.parameters(), resumed.parameters(), strict=True))
 
 
@@ -235,7 +235,7 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(tmp_path, model, mo
 def test_a_checkpoint_of_another_layout_or_gone_or_with_code_in_it_is_refused(tmp_path, model):
     engine = PolicyEngine(config(model))
     folder = save_checkpoint(engine, tmp_path, 1, {}, keep=1)
-    with pytest.raises(ValueError, match="learner.zero_stage=0"):
+    with pytest.raises(ValueError, match=r"learner\.zero_stage=0"):
         load_checkpoint(PolicyEngine(config(model, zero_stage=1)), tmp_path)
     (state,) = folder.glob("engine/*model_states.pt")
     torch.save({"module": Path("x"), "harm": print}, state)
@@ -269,9 +269,8 @@ def test_export_is_a_whole_hugging_face_folder(tmp_path, model, stage):
 def test_two_ranks_take_the_same_step_at_every_zero_stage(tmp_path, model):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = Path(__file__).with_name("two_ranks.py")
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([*command, script, model, tmp_path], env=env | {"OMP_NUM_THREADS": "1"}, timeout=170,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, script, model, tmp_path], env=env, timeout=170, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     cfg = config(model)
     expected, norms = plain_update(cfg, *batch())

@@ -88,7 +88,9 @@ def test_ppo_clip_by_hand():
 
 def test_extreme_log_ratios_stay_finite():
     logprobs = torch.tensor([0.0, -1e4, -1e30, 0.0]).requires_grad_()
-    loss, _ = ppo_clip(logprobs, torch.tensor([-1e4, 0.0, 0.0, -1e30]), torch.tensor([1.0, -1.0, 1.0, -1.0]), PpoClipLoss())
+    loss, _ = ppo_clip(
+        logprobs, torch.tensor([-1e4, 0.0, 0.0, -1e30]), torch.tensor([1.0, -1.0, 1.0, -1.0]), PpoClipLoss()
+    )
     loss.sum().backward()
     assert loss.isfinite().all() and logprobs.grad.isfinite().all()
     weights = importance_weights(torch.tensor([0.0, -1e4]), torch.tensor([-1e4, 0.0]), CorrectionConfig(cap=2.0))
@@ -117,7 +119,14 @@ def test_truncated_importance_sampling_by_hand():
 def test_mismatch_by_hand():
     mask = torch.tensor([True, True, False])
     sums, maxima = mismatch(torch.tensor([0.5, 0.9, 1.0]).log(), torch.tensor([0.5, 0.3, 1e-9]).log(), mask, 2.0)
-    expected = {"abs": math.log(3), "ratio": 4.0, "ratio_sq": 10.0, "truncated": 1.0, "k1": -math.log(3), "k3": 2 - math.log(3)}
+    expected = {
+        "abs": math.log(3),
+        "ratio": 4.0,
+        "ratio_sq": 10.0,
+        "truncated": 1.0,
+        "k1": -math.log(3),
+        "k3": 2 - math.log(3),
+    }
     assert {k: pytest.approx(float(v), rel=1e-5) for k, v in sums.items()} == expected
     assert float(maxima["abs"]) == pytest.approx(math.log(3)) and float(maxima["ratio"]) == pytest.approx(3)
     assert effective_sample_size(4.0, 10.0, 2) == pytest.approx(0.8)

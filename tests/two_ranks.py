@@ -14,8 +14,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from configs.schema import Config  # noqa: E402
-from protocol.trajectory import NO_VERSION, Group, Trajectory  # noqa: E402
+from configs.schema import Config
+from protocol.trajectory import NO_VERSION, Group, Trajectory
 
 VOCAB = 97
 GROUPS = 4
@@ -63,8 +63,9 @@ def batch(signal: float = 1.0) -> tuple[list[Group], list[list[np.ndarray]]]:
 def config(model: Path, **learner: Any) -> Config:
     """A large eps makes AdamW's step a smooth function of the gradient, so that steps can be compared closely."""
     optimizer = {"lr": 3.0, "eps": 1.0, "grad_clip": 0.5, "weight_decay": 1e-3}
-    values = {"groups": GROUPS, "mini_batches": 1, "micro_tokens": 64, "cpu_threads": 1, "optimizer": optimizer} | learner
-    return Config.model_validate({"model": {"path": str(model)}, "sampling": {"temperature": 0.8}, "learner": values})
+    defaults = {"groups": GROUPS, "mini_batches": 1, "micro_tokens": 64, "cpu_threads": 1, "optimizer": optimizer}
+    parts = {"model": {"path": str(model)}, "sampling": {"temperature": 0.8}, "learner": defaults | learner}
+    return Config.model_validate(parts)
 
 
 def main(model: Path, out: Path) -> None:

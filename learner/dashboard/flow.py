@@ -57,7 +57,7 @@ def _stages(s: Snapshot, compressed: bool) -> list[tuple[str, str, str, str]]:
             "queue",
             f"{compact(s.under_way)}/{compact(q.get('capacity'))}",
             f"{leased} out {ready} ready" if compressed else f"{leased} leased · {ready} ready",
-            f"{bar(s.queue_fill, 8)} of η + 1 batches",
+            f"{bar(s.queue_fill, 8)} of η + 1" + ("" if compressed else " batches"),
         ),
         (
             "learner",

@@ -165,8 +165,9 @@ class Snapshot:
 def bottleneck(s: Snapshot) -> Bottleneck:
     """Name the stage that limits the run, from the learner's time and the state of the others."""
     if s.phase in ("start", "done", "eval"):
-        note = {"start": "starting", "done": "the run is over", "eval": "evaluation: training waits"}[s.phase]
-        return Bottleneck("", note)
+        start = f"starting: {clean(s.run.get('message') or 'the learner comes up')}"
+        notes = {"start": start, "done": "the run is over", "eval": "evaluation: training waits"}
+        return Bottleneck("", notes[s.phase])
     if not s.actors:
         return Bottleneck("actors", "no actor is connected: start one with run.py --role actor", "bad")
     current = [row for row in s.servers if row.get("state") == "current"]
