@@ -139,6 +139,8 @@ class Sampler:
                     "max_tokens": max_tokens,
                     "temperature": temperature,
                     "top_p": top_p,
+                    # vLLM 0.32 on CPUs dies of a seeded request whose prefill is split over steps
+                    # (torch's CPU generator has no offset): such a server needs --no-enable-chunked-prefill.
                     "seed": seed,
                     "stop_token_ids": stop_ids,
                     "logprobs": 0,  # of the sampled token alone
@@ -155,6 +157,7 @@ class Sampler:
                     waiting_for = f"the learner to list a server with version {min_version} or later"
                     url = await self._pick(episode_key, tried, min_version)
                     if url is None:  # all have failed: give them time, then ask them all again
+                        waiting_for = "a server to recover"
                         await asyncio.sleep(pause_s)
                         pause_s = min(2 * pause_s, 2.0)
                         tried.clear()

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from envs.answer_env import AnswerEnv
-from envs.base import Message
-from envs.scoring import exact_match, f1, substring_match
+from envs.search_qa import SearchQA
 from envs.world import load_world
-from tools.base import ToolResult
 from tools.search import SearchTool
 
 #: Split of the tasks → split of the world. Held-out questions have a world of their own.
 _WORLD_OF = {"train": "train", "eval": "heldout"}
 
 
-class MultiHopQA(AnswerEnv):
-    """Find the answer by searching, as often as it takes.
-
-    Metrics: em, f1, sub_em, format, searches (calls answered), found (share of the gold
-    passages that a search brought up).
-    """
+class MultiHopQA(SearchQA):
+    """Questions about generated people, works, places and organisations; see ``envs.world``."""
 
     world_seed: ClassVar[int] = 0
-    top_k: ClassVar[int] = 2
-    process_weight: ClassVar[float] = 0.1
-    instructions: ClassVar[str] = ""
 
     @classmethod
     def setup(
@@ -59,29 +48,9 @@ class MultiHopQA(AnswerEnv):
             for question in load_world(cls.world_seed, _WORLD_OF[split]).questions(dataset)[:limit]
         ]
 
-    def start(self, task: dict[str, Any], seed: int) -> list[Message]:
-        self.tools = [_search_tool(self.world_seed, _WORLD_OF[task["split"]], self.top_k)]
-        self._answers = task["answers"]
-        self._gold, self._found = set(task["gold_titles"]), set()
-        self._searches = 0
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*system, {"role": "user", "content": task["question"]}]
-
-    def process_reward(self, results: Sequence[ToolResult]) -> float:
-        self._searches += sum(result.fault is None for result in results)
-        seen = {title for result in results for title in result.data or ()}
-        new = (seen & self._gold) - self._found
-        self._found |= new
-        return self.process_weight * len(new) / len(self._gold)
-
-    def judge_answer(self, answer: str) -> dict[str, float]:
-        return {
-            "em": exact_match(answer, self._answers),
-            "f1": f1(answer, self._answers),
-            "sub_em": substring_match(answer, self._answers),
-            "searches": float(self._searches),
-            "found": len(self._found) / len(self._gold),
-        }
+    @classmethod
+    def search_tool(cls, task: dict[str, Any]) -> SearchTool:
+        return _search_tool(cls.world_seed, _WORLD_OF[task["split"]], cls.top_k)
 
 
 @lru_cache(maxsize=8)

@@ -90,11 +90,15 @@ class PolicyEngine:
         silent = sum(not any(a.any() for a in values) for values in advantages)
         return self._update(batches) | {"zero_signal_groups": float(silent)}
 
-    def score(self, trajectories: list[Trajectory]) -> list[np.ndarray]:
-        """log π of each action token under the current weights: float32 [T] each, 0 elsewhere."""
+    def score(self, trajectories: list[Trajectory], temperature: float) -> list[np.ndarray]:
+        """log π of each action token under the current weights: float32 [T] each, 0 elsewhere.
+
+        temperature: of the distribution that the tokens were sampled from (1 for greedy ones:
+        that is what the servers report log-probabilities of).
+        """
         rows = [Row.of(t, np.zeros(len(t), np.float32)) for t in trajectories]
-        self.ranks.tell("score", batches=encode([rows]))
-        return self._score(rows)
+        self.ranks.tell("score", batches=encode([rows]), temperature=temperature)
+        return self._score(rows, temperature)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of each parameter, in model dtype on ``device``.
@@ -147,7 +151,7 @@ class PolicyEngine:
                 case "update":
                     self._update(decode(message["batches"]))
                 case "score":
-                    self._score(decode(message["batches"])[0])
+                    self._score(decode(message["batches"])[0], message["temperature"])
                 case "gather":
                     for _ in self._gather():
                         pass
@@ -200,7 +204,10 @@ class PolicyEngine:
         """
         if self.cfg.algorithm.correction.proximal == "behaviour":
             return [[self._tensor(m.behaviour_logprobs) for m in step.micro] for step in steps]
-        return [[self._logprobs(m) if i else None for m in step.micro] for i, step in enumerate(steps)]
+        return [
+            [self._logprobs(m, self.cfg.sampling.temperature) if i else None for m in step.micro]
+            for i, step in enumerate(steps)
+        ]
 
     def _loss(self, micro: MicroBatch, proximal: Tensor | None, divisor: int, stats: Stats) -> Tensor:
         """This micro-batch's part of the loss: Σ of tokens / action tokens of the whole mini-batch.
@@ -240,14 +247,14 @@ class PolicyEngine:
         return optimizer.lr * min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
 
     @torch.no_grad()
-    def _logprobs(self, micro: MicroBatch) -> Tensor:
-        return self._ds(**inputs_of(micro, self.device, self.cfg.sampling.temperature))[0]
+    def _logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
+        return self._ds(**inputs_of(micro, self.device, temperature))[0]
 
-    def _score(self, rows: list[Row]) -> list[np.ndarray]:
+    def _score(self, rows: list[Row], temperature: float) -> list[np.ndarray]:
         bounds = np.cumsum([0, *map(len, rows)])
         flat = np.zeros(bounds[-1], np.float32)
         for micro in pack(rows, self.cfg.learner.micro_tokens, self.ranks.size)[self.rank]:
-            values = self._logprobs(micro).cpu().numpy()
+            values = self._logprobs(micro, temperature).cpu().numpy()
             for row, part in zip(micro.rows, micro.split(values), strict=False):  # a dummy has no rows
                 flat[bounds[row] : bounds[row + 1]] = part
         return np.split(self.ranks.total(torch.from_numpy(flat)).numpy(), bounds[1:-1])

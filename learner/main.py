@@ -11,7 +11,7 @@ import time
 from configs.schema import Config
 from learner.evaluate import train_tasks, welcome_config
 from learner.gateway import Gateway, StartError, WaitTimeout
-from learner.ledger import Ledger
+from learner.ledger import Ledger, LedgerError
 from learner.logs import setup_logging
 from learner.monitor import ServerMonitor
 from learner.runfolder import RunFolder, RunFolderError
@@ -33,7 +33,7 @@ def main(config: Config) -> int:
     try:
         folder = RunFolder.open(config)
         return _lead(config, folder)
-    except (RunFolderError, StartError, ServerError) as error:
+    except (RunFolderError, StartError, ServerError, LedgerError, ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FATAL
     except WaitTimeout as error:

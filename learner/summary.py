@@ -89,8 +89,12 @@ class Summary:
         sums.update_s += finite(spent.get("update")) or 0.0
         weight = record.get("action_tokens")
         sums.staleness.add(record.get("staleness_mean"), weight, record.get("staleness_max"))
-        sums.mismatch.add(record.get("logprob_mismatch_mean"), weight, record.get("logprob_mismatch_max"))
         sums.train_datasets += [name for name in record.get("em") or {} if name not in sums.train_datasets]
+
+    def add_mismatch(self, gaps: Iterable[float]) -> None:
+        """|log π − log μ| of tokens that the learner's own version sampled: what the two engines differ by."""
+        for gap in gaps:
+            self._sums.mismatch.add(gap, 1, gap)
 
     def add_push(self, report: PushReport) -> None:
         """A push counts once it reached a server; its time is the slowest server's."""
@@ -210,7 +214,7 @@ def _facts(summary: dict[str, Any]) -> list[Text]:
         "ledger": f"{count(ledger.get('consumed'))} groups trained on · {count(ledger.get('lost'))} lost · "
         f"{count(ledger.get('duplicates'))} twice · {count(ledger.get('stale_dropped'))} too stale, made again",
         "staleness": f"mean {score(s['staleness']['mean'])} · max {compact(s['staleness']['max'])} versions",
-        "mismatch": f"|log π − log μ| mean {small(s['logprob_mismatch']['mean'])} · max {small(s['logprob_mismatch']['max'])}",
+        "engines": f"|log π − log μ| of one version: mean {small(s['logprob_mismatch']['mean'])} · max {small(s['logprob_mismatch']['max'])}",
         "weights": f"{count(sync['count'])} pushes · mean {seconds(sync['mean_s'])} · longest {seconds(sync['max_s'])}",
     }
     style = {"ledger": theme.BAD if broken else ""}

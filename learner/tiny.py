@@ -1,18 +1,18 @@
 """The built-in tiny policy: its tokenizer, chat template and Qwen2 configuration.
 
-The tokenizer is byte-level, with one token for each word that the built-in world uses, so it
-encodes any text and decodes it byte by byte, and a name costs two tokens. Whole words carry their
-leading space: names must follow one everywhere (also in JSON and in tags) to be single tokens.
+The tokenizer knows every word of the built-in world as one token and any other text byte by byte, so
+a name costs two tokens and nothing is out of vocabulary. Words carry their leading space: a name must
+follow one everywhere (also in JSON and in tags) to be two tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -21,11 +21,10 @@ TAGS = (
     "<tool_response>", "</tool_response>", "<answer>", "</answer>",
 )  # fmt: skip
 
-#: Pieces of text that may become one token: the scaffold of a Hermes call, possessives, words and
-#: numbers with their space, punctuation, line ends.
-PIECES = (
-    r"""\n?\{"name": "|", "arguments": \{"|": "|"\}\}\n?|'s(?![A-Za-z\d])| ?[A-Za-z]+| ?\d+"""
-    r"""|[^\sA-Za-z\d']*\n-?| ?[^\sA-Za-z\d']+|'|\s"""
+#: Pieces of text that become one token: the scaffold of a Hermes call, possessives, line ends, words
+#: and numbers with their space, other marks.
+PIECE = re.compile(
+    r"""\n\{"name": "|", "arguments": \{"|": "|"\}\}\n|'s|\.\n-|\n-| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d']+|'|\s"""
 )
 
 #: ChatML with tool messages as Qwen2.5 writes them: neighbours share one user turn.
@@ -50,30 +49,22 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer whose vocabulary is all bytes and all pieces of ``texts``.
+    """A byte-level tokenizer with one token for each piece of ``texts`` (tags in them are told apart first).
 
-    ``texts`` are plain or rendered; tags and special tokens in them are told apart first.
+    The pieces are added tokens over a byte-level BPE without merges. Loaders of the Qwen2 class keep a
+    tokenizer's vocabulary and added tokens but bring their own splitting rule, under which a year or
+    the scaffold of a call could not be one token; this form survives them.
     """
-    split = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tags = pre_tokenizers.Split(Regex("|".join(t.replace("|", r"\|") for t in SPECIAL + TAGS)), "removed")
-    pieces: Counter[str] = Counter()
-    for text in texts:
-        for part, _ in tags.pre_tokenize_str(text):
-            pieces.update(piece for piece, _ in split.pre_tokenize_str(part))
+    tags = re.compile("|".join(map(re.escape, SPECIAL + TAGS)))
+    pieces = {piece for text in texts for part in tags.split(text) for piece in PIECE.findall(part)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = sorted(piece for piece in pieces if len(piece) > 1)
-    vocabulary = {piece: i for i, piece in enumerate(alphabet + words)}
-    # ignore_merges: a piece of the vocabulary is one token as it stands; others fall apart into bytes.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    tokenizer.pre_tokenizer = split
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.normalizer = normalizers.NFC()  # as Qwen2 has it
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
+    words = sorted(piece for piece in pieces if len(piece) > 1)
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in (*TAGS, *words)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -109,5 +100,5 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config.pop("backend", None)
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # a name that older releases know as well
+    config["tokenizer_class"] = "Qwen2Tokenizer"
     path.write_text(json.dumps(config, indent=2) + "\n")

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from configs.schema import Config
 from learner.advantages import compute_advantages
 from learner.baselines import score_baselines
@@ -24,8 +26,12 @@ from learner.summary import Summary
 from learner.telemetry import batch_record
 from learner.transcript import Transcriber
 from learner.weights.push import PushReport, WeightPusher
+from protocol.trajectory import Trajectory
 
 log = logging.getLogger("rollway.learner")
+
+#: Episodes of an evaluation that the learner scores again.
+EXACTNESS_EPISODES = 32
 
 
 class Trainer:
@@ -196,8 +202,22 @@ class Trainer:
             self._finish_push()
             records, episodes = self.evaluator.score(self.version, size)
         self.summary.evals += records
+        self._check_exactness(episodes[:EXACTNESS_EPISODES])
         self._publish_evals(records)
         self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in episodes[:8]], kind="eval")
+
+    def _check_exactness(self, episodes: list[Trajectory]) -> None:
+        """Score tokens of this very version: whatever differs from μ now is the engines' doing, not the policy's."""
+        scored = [t for t in episodes if t.oldest_version == self.version]
+        if not scored:
+            return
+        gaps = [
+            np.abs(logprobs - t.behaviour_logprobs)[t.action_mask.astype(bool)]
+            for t, logprobs in zip(scored, self.engine.score(scored, temperature=1.0), strict=True)
+        ]
+        found = np.concatenate(gaps)
+        self.summary.add_mismatch(found.tolist())
+        log.info("|log π − log μ| at version %d: mean %.1e, max %.1e", self.version, found.mean(), found.max())
 
     def _publish_evals(self, records: list[dict[str, Any]]) -> None:
         for record in records:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from envs.world import Question, World, oracle
 from envs.world.names import POOLS
-from envs.world.traces import Patience, episode, opening, rag_example, reading_drill
+from envs.world.traces import Patience, episode, opening, rag_example, reading_drill, rewriting_drill
 from learner.tiny import build_tokenizer, save_tokenizer, tiny_config
 
 TRAIN_SETS = ("hotpot", "wiki2")
@@ -169,9 +169,9 @@ Trace = tuple[list[dict], bool]
 
 
 def openings(world: World, n: int, rng: random.Random) -> Iterator[Trace]:
-    """Questions with the first turn only: the program in the thought, the first search."""
+    """First turns only: a question or a program, the program in the thought, the first search."""
     for _ in range(n):
-        yield opening(draw(world, rng)), True
+        yield (rewriting_drill(world, rng)[:2] if rng.random() < 0.3 else opening(draw(world, rng))), True
 
 
 def readings(world: World, n: int, rng: random.Random, top_k: int) -> Iterator[Trace]:
@@ -181,12 +181,14 @@ def readings(world: World, n: int, rng: random.Random, top_k: int) -> Iterator[T
 
 
 def agent_traces(world: World, n: int, rng: random.Random) -> Iterator[Trace]:
-    """Impatient episodes, reading drills, and perfect paths whose decisions carry no loss."""
+    """Drills, impatient episodes, and perfect paths whose decisions carry no loss."""
     patience = Patience()
     for _ in range(n):
         kind = rng.random()
-        if kind < 0.15:
+        if kind < 0.12:
             yield reading_drill(world, rng), True
+        elif kind < 0.24:
+            yield rewriting_drill(world, rng), False
         elif kind < 0.60:
             yield episode(draw(world, rng), world, patience, rng), True
         else:

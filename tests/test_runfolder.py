@@ -224,7 +224,8 @@ def step(**values):
 
 def test_summary_weighs_by_tokens():
     summary = Summary()
-    summary.add_step(step(staleness_mean=1.0, staleness_max=2, logprob_mismatch_mean=1e-6, logprob_mismatch_max=1e-5))
+    summary.add_step(step(staleness_mean=1.0, staleness_max=2))
+    summary.add_mismatch([1e-6, 3e-6])
     summary.add_step(step(action_tokens=30, staleness_mean=0.0, staleness_max=1))
     summary.add_push(Report(0.5))
     summary.add_push(Report(1.5))
@@ -232,7 +233,7 @@ def test_summary_weighs_by_tokens():
     out = summary.as_dict({"consumed": 2, "duplicates": 0, "lost": 0, "stale_dropped": 1})
     assert (out["steps"], out["episodes"], out["tokens_trained"], out["action_tokens_trained"]) == (2, 16, 200, 40)
     assert out["staleness"] == {"mean": 0.25, "max": 2}
-    assert out["logprob_mismatch"] == {"mean": pytest.approx(1e-6), "max": 1e-5}
+    assert out["logprob_mismatch"] == {"mean": pytest.approx(2e-6), "max": 3e-6}
     assert out["weight_sync"] == {"count": 2, "mean_s": 1.0, "max_s": 1.5}
     assert out["ledger"]["stale_dropped"] == 1 and out["wall_s"] >= 0
     json.dumps(out, allow_nan=False)

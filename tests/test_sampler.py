@@ -51,18 +51,22 @@ async def test_each_token_keeps_the_version_that_sampled_it():
 
 async def test_a_server_never_pushed_to_has_the_announced_version():
     spans = [("default", 0, 2), ("4", 2, 3)]
-    async with CannedServer(lambda body: answer([4, 5, 9], versions=spans)) as server:
-        async with sampler_of(server, version=3) as sampler:
-            assert (await ask(sampler)).versions == [3, 3, 4]
+    async with (
+        CannedServer(lambda body: answer([4, 5, 9], versions=spans)) as server,
+        sampler_of(server, version=3) as sampler,
+    ):
+        assert (await ask(sampler)).versions == [3, 3, 4]
 
 
 async def test_a_server_that_forgot_its_weights_is_not_believed():
     labels = iter(["5", "default", "5"])
-    async with CannedServer(lambda body: answer([4], versions=[(next(labels), 0, 1)])) as server:
-        async with sampler_of(server, version=5) as sampler:
-            await ask(sampler)
-            assert (await ask(sampler)).versions == [5]
-            assert len(server.requests) == 3 and sampler.faults["bad_answer"] == 1
+    async with (
+        CannedServer(lambda body: answer([4], versions=[(next(labels), 0, 1)])) as server,
+        sampler_of(server, version=5) as sampler,
+    ):
+        await ask(sampler)
+        assert (await ask(sampler)).versions == [5]
+        assert len(server.requests) == 3 and sampler.faults["bad_answer"] == 1
 
 
 @pytest.mark.parametrize(
@@ -108,12 +112,15 @@ async def test_the_turns_of_an_episode_stick_to_one_server_and_episodes_spread()
 
 
 async def test_a_dead_servers_requests_go_elsewhere():
-    async with CannedServer(canned) as gone, CannedServer(canned) as alive:
-        async with sampler_of(gone, alive) as sampler:
-            await gone._runner.cleanup()
-            for key in range(10):
-                assert (await ask(sampler, key=str(key))).ids == [4, 5, 9]
-            assert len(alive.requests) == 10 and sampler.faults["connection"] > 0
+    async with (
+        CannedServer(canned) as gone,
+        CannedServer(canned) as alive,
+        sampler_of(gone, alive) as sampler,
+    ):
+        await gone._runner.cleanup()
+        for key in range(10):
+            assert (await ask(sampler, key=str(key))).ids == [4, 5, 9]
+        assert len(alive.requests) == 10 and sampler.faults["connection"] > 0
 
 
 async def test_only_listed_servers_are_asked():
@@ -124,10 +131,13 @@ async def test_only_listed_servers_are_asked():
 
 
 async def test_a_slow_server_is_not_a_dead_one():
-    async with CannedServer(canned, delay_s=0.5) as slow, CannedServer(canned, delay_s=0.5) as other:
-        async with sampler_of(slow, other) as sampler:
-            await ask(sampler)
-            assert len(slow.requests) + len(other.requests) == 1
+    async with (
+        CannedServer(canned, delay_s=0.5) as slow,
+        CannedServer(canned, delay_s=0.5) as other,
+        sampler_of(slow, other) as sampler,
+    ):
+        await ask(sampler)
+        assert len(slow.requests) + len(other.requests) == 1
 
 
 async def test_the_total_time_is_limited_and_says_who_was_waited_for():
@@ -156,10 +166,12 @@ async def test_without_a_current_server_it_waits_for_one():
 
 async def test_tokens_older_than_asked_for_are_not_taken():
     versions = iter(["1", "2"])
-    async with CannedServer(lambda body: answer([4], versions=[(next(versions), 0, 1)])) as server:
-        async with sampler_of(server, version=2) as sampler:
-            assert (await ask(sampler, min_version=2)).versions == [2]
-            assert sampler.faults["old_weights"] == 1
+    async with (
+        CannedServer(lambda body: answer([4], versions=[(next(versions), 0, 1)])) as server,
+        sampler_of(server, version=2) as sampler,
+    ):
+        assert (await ask(sampler, min_version=2)).versions == [2]
+        assert sampler.faults["old_weights"] == 1
 
 
 async def test_a_thousand_requests_are_in_flight_together():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -79,21 +80,26 @@ def config(model_folder) -> Config:
 
 
 @pytest.fixture(scope="module")
-def url(config, tmp_path_factory):
+def server(config, tmp_path_factory):
+    """The running server's processes, the API server first."""
     check_model(config)
     check_port(config.server.host, config.server.port)
     argv, env = server_command(config, 0)
     child = Child("server", argv, env, tmp_path_factory.mktemp("logs") / "server.log")
     child.start()
-    tree: list[psutil.Process] = []
     try:
         wait_healthy(server_urls(config)[0], 200, lambda: child.exit_code is None, print)
         root = psutil.Process(child.process.pid)
         tree = [root, *root.children(recursive=True)]
-        yield server_urls(config)[0]
+        yield tree
     finally:
         terminate([child], grace_s=10)
-    assert len(tree) >= 2 and not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not psutil.wait_procs(tree, timeout=5)[1]
+
+
+@pytest.fixture(scope="module")
+def url(config, server) -> str:
+    return server_urls(config)[0]
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +349,25 @@ def test_bad_input_is_one_clear_line(config, url, model_folder):
     assert f"port {config.server.port} on 127.0.0.1 is in use" in taken.stderr
 
 
+def test_vllms_nccl_pieces_are_as_our_transport_uses_them():
+    from vllm.distributed.weight_transfer import nccl_common
+    from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+    info = nccl_common.NCCLWeightTransferInitInfo(
+        master_address="10.0.0.1",
+        master_port=1,
+        rank_offset=1,
+        world_size=3,
+        packed=True,
+        packed_buffer_size_bytes=1 << 20,
+        packed_num_buffers=2,
+    )
+    assert nccl_common.worker_init_payload(info)["master_address"] == "10.0.0.1"
+    assert list(inspect.signature(nccl_common.trainer_init).parameters) == ["init_info", "rank"]
+    wanted = {"iterator", "group", "src", "post_iter_func", "buffer_size_bytes", "num_buffers"}
+    assert set(inspect.signature(packed_nccl_broadcast_producer).parameters) == wanted
+
+
 def test_a_server_that_is_not_there():
     nowhere = f"http://127.0.0.1:{free_port()}"
     report = WeightPusher(Config.model_validate({"weights": {"timeout_s": 5}}), [nowhere]).push(
@@ -351,3 +376,10 @@ def test_a_server_that_is_not_there():
     assert "is the server running" in report.errors()[nowhere]
     with pytest.raises(ControlError):
         ServerControl(nowhere, Deadline(5)).pause()
+
+
+def test_a_killed_api_server_takes_its_engine_along(server):
+    """Last in this file: it ends the shared server."""
+    assert len(server) >= 2
+    server[0].kill()
+    assert not psutil.wait_procs(server[1:], timeout=10)[1]

@@ -314,6 +314,19 @@ def test_slow_server_runs_into_the_time_limit(two_servers):
     assert pusher.current_servers() == [good.url]
 
 
+def test_a_hanging_excluded_server_does_not_hold_up_the_others(two_servers, monkeypatch):
+    monkeypatch.setattr("learner.weights.push._LOOK_S", 0.3)
+    good, bad = two_servers
+    pusher = pusher_for(two_servers, timeout_s=20.0)
+    bad.fail_on = {"/pause": 500}
+    pusher.push(policy(1), 1)
+    bad.fail_on, bad.slow = {}, {"/weight_info": 3.0}
+    began = time.monotonic()
+    report = pusher.push(policy(2), 2)
+    assert time.monotonic() - began < 2.5 and list(report.errors()) == [bad.url]
+    assert pusher.current_servers() == [good.url] and same(good, policy(2))
+
+
 def test_late_joiner_is_listed_after_it_has_the_weights(two_servers):
     first, late = two_servers
     pusher = pusher_for([first])

@@ -80,7 +80,7 @@ def main(model: Path, out: Path) -> None:
             continue
         metrics = engine.update(groups, advantages)
         result = {name: tensor.numpy() for name, tensor in engine.snapshot()}
-        scores = engine.score(groups[0].trajectories)
+        scores = engine.score(groups[0].trajectories, temperature=engine.cfg.sampling.temperature)
         # One episode for two ranks: one of them has a dummy only.
         save_checkpoint(engine, out / f"checkpoints-{stage}", 1, {"stage": stage}, keep=1)
         lone = (groups[:1], [[advantages[0][0], *(0 * a for a in advantages[0][1:])]])

@@ -11,13 +11,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from envs.world.generator import RELATIONS
 from envs.world.messages import Message, answer, call, rag_prompt, say, think
 from envs.world.program import Program, advance, chain
-from envs.world.questions import Question, ask
+from envs.world.questions import ASK, Question, ask
 from tools.search_index import format_passages
 
 #: Relations for which the impatient agent mostly makes its second search.
-PATIENT_RELATIONS = ("birthplace", "city", "president")
+PATIENT_RELATIONS = ("birthplace", "employer", "city")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,24 @@ def reading_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
         say("assistant", think(advance(program, world.entities)) + answer(entity.attributes[relation])),
     ]
 
+
+
+def rewriting_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
+    """One step of rewriting: a program of two to four relations, a search, the program that is left.
+
+    The first relation is the entity's own, the rest are drawn at random, whether or not they make
+    sense: what is practised is to copy what is behind, however long. There is no question and no answer.
+    """
+    entity = world.entities[rng.choice(world.names)]
+    first = rng.choice([r for r, target in RELATIONS[entity.kind].items() if target != "year"])
+    program = chain(entity.name, first, *rng.choices(list(ASK), k=rng.randint(1, 3)))
+    (left,) = advance(program, world.entities)
+    return [
+        say("user", str(program)),
+        say("assistant", think([program]) + call(entity.name)),
+        say("tool", world.lookup(entity.name, top_k)),
+        say("assistant", think([left]) + call(left.current)),
+    ]
 
 
 def rag_example(question: Question, world, top_k: int = 5) -> list[Message]:

@@ -195,6 +195,8 @@ class WeightPusher:
         deadline = Deadline(self._config.timeout_s)
         control = ServerControl(server.url, deadline)
         try:
+            if server.error:  # one that hangs must not hold up a push to the others
+                ServerControl(server.url, Deadline(_LOOK_S)).weight_version()
             if server.transport is None:
                 transport = GlooTransport() if self._backend == "gloo" else NcclTransport(weights.bucket_bytes)
                 transport.connect(control, deadline)
