@@ -250,9 +250,8 @@ from learner.weights.transport import GlooTransport, Weights
 from learner.weights.buckets import flatten, plan_buckets
 import threading
 url, folder = sys.argv[1:]
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-weights = Weights({n: p.detach() + 1 for n, p in model.named_parameters()}, 41, 1 << 20)
+from safetensors.torch import load_file
+weights = Weights({n: p + 1 for n, p in load_file(folder + "/model.safetensors").items()}, 41, 1 << 20)
 print("ready", flush=True)
 sys.stdin.readline()
 control, transport = ServerControl(url, Deadline(30)), GlooTransport()

@@ -88,7 +88,7 @@ def test_model_folder(tmp_path, monkeypatch):
 def test_port():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServerError, match="is in use"):
         check_port("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(ServerError, match="check server.host"):
+    with pytest.raises(ServerError, match=r"check server\.host"):
         check_port("192.0.2.1", 0)
 
 

@@ -13,10 +13,11 @@ from envs.world import DATASETS, World, load_world, oracle
 from envs.world.generator import TIME, generate_entities
 from envs.world.names import POOLS, split_of
 from envs.world.program import Chain, Program, advance, chain
-from envs.world.traces import Patience, episode, rag_example, reading_drill
+from envs.world.traces import Patience, episode, rag_example, reading_drill, rewriting_drill
 from tools.search_index import Passage, SearchIndex, format_passages, terms
 
 TRAIN_SETS = ("hotpot", "wiki2")
+NAME = re.compile(r"(?=\b([A-Z][a-z]+ [A-Z][a-z]+)\b)")  # looks ahead, so that pairs may overlap
 ANSWER = re.compile(r"<answer>(.*?)</answer>")
 
 
@@ -101,9 +102,11 @@ def test_no_heldout_entity_is_named_in_training(train, heldout):
         texts = [f"{p.title} {p.text}" for p in world.passages]
         texts += [q.question for d in TRAIN_SETS for q in world.questions(d)]
         texts += [m["content"] for d in TRAIN_SETS for q in world.questions(d)[:100] for m in oracle(q, world)]
-        texts += [m["content"] for _ in range(100) for m in reading_drill(world, rng)]
-        everything = "\n".join(texts)
-        assert not [name for name in heldout.names if name in everything]
+        for drill in (reading_drill, rewriting_drill):
+            texts += [m["content"] for _ in range(100) for m in drill(world, rng)]
+        pairs = {pair for text in texts for pair in NAME.findall(text)}
+        assert set(world.names) <= pairs
+        assert not set(heldout.names) & pairs
 
 
 def test_sizes(train, heldout):
@@ -210,6 +213,17 @@ def test_the_oracle_answers_everything(heldout, dataset):
         assert ANSWER.findall(messages[-1]["content"])[0].strip() in question.answers
         for title, response in zip(question.gold_titles, messages[2::2]):
             assert f"- {title}: " in response["content"]
+
+
+def test_rewriting_drills_neither_ask_nor_answer(train):
+    rng = random.Random(0)
+    for _ in range(200):
+        user, *turns = rewriting_drill(train, rng)
+        assert "?" not in user["content"]
+        assert all("<answer>" not in turn["content"] for turn in turns)
+        opening, left = (re.search("<think> (.*)</think>", turns[i]["content"]).group(1) for i in (0, 2))
+        assert opening == user["content"]
+        assert left.split("'s ")[1:] == opening.split("'s ")[2:]
 
 
 def test_the_impatient_agent_searches_first_and_often_stops_early(train):

@@ -5,6 +5,7 @@ torchrun --nproc_per_node 2 tests/two_ranks.py MODEL OUT
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,5 +101,6 @@ def main(model: Path, out: Path) -> None:
 if __name__ == "__main__":
     from learner import zero
 
+    signal.alarm(160)  # a rank that hangs outlives the launcher that its test kills
     zero.ZERO3_PERSISTENT = 0
     main(Path(sys.argv[1]), Path(sys.argv[2]))
