@@ -12,7 +12,7 @@ ROLES = {
     "local": ("learner.local", "start server, learner and actors on this machine and show the dashboard (default)"),
     "learner": ("learner.main", "train: gateway, DeepSpeed engine, weight pushes"),
     "actor": ("actors.main", "drive episodes for the learner at gateway.host:gateway.port"),
-    "server": ("learner.serving", "run one vLLM server with Rollway's flags"),
+    "server": ("learner.servers.serving", "run one vLLM server with Rollway's flags"),
     "dashboard": ("learner.dashboard", "attach to the learner at gateway.host:gateway.port"),
     "eval": ("learner.evaluate", "score model.path on the eval data sets with a server and actors of its own"),
     "warmstart": ("learner.warmstart", "make the built-in policies anew by supervised training"),

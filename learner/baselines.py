@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.schema import Config
 from learner.evaluate import Evaluator
-from learner.model import load_policy, named_weights
+from learner.policy.model import load_policy, named_weights
 from learner.weights.push import WeightPusher
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from configs.schema import BaselineConfig, Config
 from envs.registry import load_env
-from learner.gateway import Gateway
-from learner.telemetry import eval_records
+from learner.gateway.router import Gateway
+from learner.run.telemetry import eval_records
 from protocol.messages import Task
 from protocol.trajectory import Trajectory
 
@@ -62,9 +62,9 @@ def main(config: Config) -> int:
     """Start a server on ``model.path`` and actors, score every set of ``env.eval``, print the table."""
     from rich.console import Console
 
-    from learner.ledger import Ledger
+    from learner.gateway.ledger import Ledger
     from learner.local import Cluster, StartError
-    from learner.summary import eval_table
+    from learner.run.summary import eval_table
 
     with tempfile.TemporaryDirectory(prefix="rollway-eval-") as scratch:
         logs = Path(scratch)

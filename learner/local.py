@@ -12,10 +12,10 @@ from rich.console import Console
 
 from configs.schema import Config
 from learner.dashboard import DashboardClient, LearnerRefused, LearnerSilent, open_view
-from learner.processes import Child, terminate
-from learner.runfolder import RunFolder, RunFolderError
-from learner.serving import ServerError, check_model, check_port, server_command, server_urls, wait_healthy
-from learner.summary import summary_table
+from learner.run.folder import RunFolder, RunFolderError
+from learner.run.summary import summary_table
+from learner.servers.processes import Child, terminate
+from learner.servers.serving import ServerError, check_model, check_port, server_command, server_urls, wait_healthy
 
 #: How often a dead server or actor is started again before the run is given up.
 MAX_RESTARTS = 5

@@ -10,12 +10,12 @@ import time
 
 from configs.schema import Config
 from learner.evaluate import train_tasks, welcome_config
-from learner.gateway import Gateway, StartError, WaitTimeout
-from learner.ledger import Ledger, LedgerError
-from learner.logs import setup_logging
-from learner.monitor import ServerMonitor
-from learner.runfolder import RunFolder, RunFolderError
-from learner.serving import ServerError, server_urls, wait_healthy
+from learner.gateway.ledger import Ledger, LedgerError
+from learner.gateway.router import Gateway, StartError, WaitTimeout
+from learner.run.folder import RunFolder, RunFolderError
+from learner.run.logs import setup_logging
+from learner.servers.monitor import ServerMonitor
+from learner.servers.serving import ServerError, server_urls, wait_healthy
 
 log = logging.getLogger("rollway.learner")
 
@@ -26,7 +26,7 @@ FATAL = 3
 def main(config: Config) -> int:
     setup_logging()
     if int(os.environ.get("RANK", 0)) > 0:
-        from learner.engine import PolicyEngine
+        from learner.policy.engine import PolicyEngine
 
         PolicyEngine(config).follow()
         return 0
@@ -50,7 +50,7 @@ def _lead(config: Config, folder: RunFolder) -> int:
     monitor = None
     try:
         gateway.publish("run", _headline(config, folder))
-        from learner.engine import PolicyEngine
+        from learner.policy.engine import PolicyEngine
         from learner.trainer import Trainer
         from learner.weights.push import WeightPusher
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from learner.advantages import compute_advantages
+from learner.algorithm.advantages import compute_advantages
 from learner.baselines import score_baselines
-from learner.checkpoint import load_checkpoint, save_checkpoint
-from learner.engine import PolicyEngine
 from learner.evaluate import Evaluator
-from learner.gateway import Gateway
-from learner.runfolder import RunFolder
-from learner.summary import Summary
-from learner.telemetry import batch_record
-from learner.transcript import Transcriber
+from learner.gateway.router import Gateway
+from learner.policy.checkpoint import load_checkpoint, save_checkpoint
+from learner.policy.engine import PolicyEngine
+from learner.run.folder import RunFolder
+from learner.run.summary import Summary
+from learner.run.telemetry import batch_record
+from learner.run.transcript import Transcriber
 from learner.weights.push import PushReport, WeightPusher
 from protocol.trajectory import Trajectory
 

@@ -63,7 +63,7 @@ def test_a_bad_corpus_line_is_named(tmp_path, line, says):
 
 
 def test_missing_files_and_sets_are_named(args, tmp_path):
-    with pytest.raises(ValueError, match="no such file nowhere.jsonl"):
+    with pytest.raises(ValueError, match=r"no such file nowhere\.jsonl"):
         load_env("envs.corpus_qa:CorpusQA", args | {"corpus": "nowhere.jsonl"})
     with pytest.raises(ValueError, match="no train file for the data set 'other'"):
         load_env("envs.corpus_qa:CorpusQA", args).tasks("train", "other")

@@ -476,6 +476,6 @@ def test_without_a_terminal_there_are_log_lines():
 
 
 def test_dashboard_needs_no_torch():
-    code = "import sys, learner.dashboard, learner.runfolder, learner.summary, learner.transcript; print('torch' in sys.modules)"
+    code = "import sys, learner.dashboard, learner.run.folder, learner.run.summary, learner.run.transcript; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert ran.stdout.strip() == "False", ran.stderr

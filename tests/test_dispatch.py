@@ -9,9 +9,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from learner.dispatch import GRACE_BEATS, SILENT_BEATS, Dispatcher
-from learner.gate import StalenessGate
-from learner.ledger import MAX_ATTEMPTS, Ledger
+from learner.gateway.dispatch import GRACE_BEATS, SILENT_BEATS, Dispatcher
+from learner.gateway.gate import StalenessGate
+from learner.gateway.ledger import MAX_ATTEMPTS, Ledger
 from protocol.messages import (
     PROTOCOL_VERSION,
     Ack,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from learner import checkpoint, zero
-from learner.batch import Row
-from learner.checkpoint import load_checkpoint, save_checkpoint
-from learner.engine import PolicyEngine
-from learner.model import PolicyModel, inputs_of, load_policy
-from learner.packing import pack
+from learner.policy import checkpoint, zero
+from learner.policy.batch import Row
+from learner.policy.checkpoint import load_checkpoint, save_checkpoint
+from learner.policy.engine import PolicyEngine
+from learner.policy.model import PolicyModel, inputs_of, load_policy
+from learner.policy.packing import pack
 from tests.two_ranks import batch, config, save_tiny_model, trajectory
 
 CPU = torch.device("cpu")

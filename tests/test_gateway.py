@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from actors.link import Link, LinkError
-from learner.gateway import Gateway, StartError, WaitTimeout
-from learner.ledger import Ledger
+from learner.gateway.ledger import Ledger
+from learner.gateway.router import Gateway, StartError, WaitTimeout
 from protocol.codec import ProtocolError, decode, encode
 from protocol.messages import (
     PROTOCOL_VERSION,

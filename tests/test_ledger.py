@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from learner.ledger import MAX_ATTEMPTS, Ledger, LedgerError
+from learner.gateway.ledger import MAX_ATTEMPTS, Ledger, LedgerError
 from tests.wire_samples import assert_same, group, tasks
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from configs.schema import AlgorithmConfig, CorrectionConfig, GrpoAdvantage, PpoClipLoss
-from learner import logprobs as logprobs_module
-from learner.advantages import compute_advantages
-from learner.corrections import effective_sample_size, importance_weights, mismatch
-from learner.logprobs import LogprobHead
-from learner.losses import masked_sum, ppo_clip
+from learner.algorithm.advantages import compute_advantages
+from learner.algorithm.corrections import effective_sample_size, importance_weights, mismatch
+from learner.algorithm.losses import masked_sum, ppo_clip
+from learner.policy import logprobs as logprobs_module
+from learner.policy.logprobs import LogprobHead
 from protocol.trajectory import Group, Trajectory
 
 # ── advantages ───────────────────────────────────────────────────────────────

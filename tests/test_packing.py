@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batch import Row, decode, encode, mini_batches, pack_message, unpack_message
-from learner.packing import pack
+from learner.policy.batch import Row, decode, encode, mini_batches, pack_message, unpack_message
+from learner.policy.packing import pack
 from protocol.trajectory import Group
 from tests.two_ranks import trajectory
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from configs.schema import Config
-from learner.runfolder import RunFolder, RunFolderError
-from learner.scalars import tags
-from learner.summary import Summary, eval_table, summary_table
-from learner.transcript import fence, render, segments, view
+from learner.run.folder import RunFolder, RunFolderError
+from learner.run.scalars import tags
+from learner.run.summary import Summary, eval_table, summary_table
+from learner.run.transcript import fence, render, segments, view
 from protocol.trajectory import NO_VERSION, Trajectory
 from tests.synthetic_snapshot import synthetic_evals, synthetic_record
 
@@ -139,7 +139,7 @@ def test_what_is_not_a_run_is_left_alone(tmp_path):
 OPEN = """
 import sys
 from configs.schema import Config
-from learner.runfolder import RunFolder, RunFolderError
+from learner.run.folder import RunFolder, RunFolderError
 try:
     folder = RunFolder.open(Config(run={"dir": sys.argv[1]}))
     folder.log({"step": 2})
@@ -248,7 +248,7 @@ def test_summary_of_nothing_has_no_figures():
 
 def test_a_resumed_summary_counts_both_parts(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("learner.summary.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("learner.run.summary.time.monotonic", lambda: now[0])
     first = Summary()
     first.training_started()
     first.add_step(step(staleness_mean=1.0))

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from configs.schema import Config
-from learner.processes import Child, terminate
-from learner.serving import (
+from learner.servers.processes import Child, terminate
+from learner.servers.serving import (
     SERVED_MODEL,
     check_model,
     check_port,

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from configs.schema import Config
-from learner.serving import (
+from learner.servers.serving import (
     ServerError,
     check_model,
     check_port,
@@ -116,7 +116,7 @@ def web():
 
 def test_slow_is_not_dead_and_dead_is_told_at_once(web, monkeypatch):
     url, answers = web
-    monkeypatch.setattr("learner.serving._SAY_S", 0.1)
+    monkeypatch.setattr("learner.servers.serving._SAY_S", 0.1)
     answers |= {"/health": (503, ""), "/weight_info": (200, "{}")}
     said: list[str] = []
 

@@ -70,8 +70,8 @@ def config(model: Path, **learner: Any) -> Config:
 
 
 def main(model: Path, out: Path) -> None:
-    from learner.checkpoint import load_checkpoint, save_checkpoint
-    from learner.engine import PolicyEngine
+    from learner.policy.checkpoint import load_checkpoint, save_checkpoint
+    from learner.policy.engine import PolicyEngine
 
     groups, advantages = batch()
     for stage in (0, 1, 2, 3):
@@ -99,7 +99,7 @@ def main(model: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    from learner import zero
+    from learner.policy import zero
 
     signal.alarm(160)  # a rank that hangs outlives the launcher that its test kills
     zero.ZERO3_PERSISTENT = 0

@@ -8,44 +8,25 @@ from __future__ import annotations
 
 import random
 
-FIRST = """Ada Alba Anton Arno Bela Boris Bruno Carla Cato Celia Clara Dario Delia Dora Edda Edgar Elena
-Elias Emil Enzo Erna Felix Flora Frida Gideon Greta Hanna Hector Hugo Ida Igor Irma Ivo Jonas Judith
-Karl Klara Lars Leona Lorenz Lydia Magda Marco Mira Nadia Nora Olga Oscar Petra Quentin Rita Rosa
-Selma Simon Thea Viktor""".split()
+FIRST = ["Ada", "Alba", "Anton", "Arno", "Bela", "Boris", "Bruno", "Carla", "Cato", "Celia", "Clara", "Dario", "Delia", "Dora", "Edda", "Edgar", "Elena", "Elias", "Emil", "Enzo", "Erna", "Felix", "Flora", "Frida", "Gideon", "Greta", "Hanna", "Hector", "Hugo", "Ida", "Igor", "Irma", "Ivo", "Jonas", "Judith", "Karl", "Klara", "Lars", "Leona", "Lorenz", "Lydia", "Magda", "Marco", "Mira", "Nadia", "Nora", "Olga", "Oscar", "Petra", "Quentin", "Rita", "Rosa", "Selma", "Simon", "Thea", "Viktor"]
 
-LAST = """Abbott Arden Bauer Becker Bolton Brandt Calder Carver Crane Dalton Draper Ekman Ellis Farrow
-Fischer Forster Garner Gould Graham Hartman Hobbs Holm Irving Jansen Keller Kessler Kovac Lambert
-Larsen Lindgren Lowell Marsh Mercer Moreau Nash Nilsen Norton Ogden Osborn Palmer Pryce Quill Ramsey
-Reeves Ritter Sandoval Sayers Shaw Stroud Tanner Thorne Ulrich Vance Wagner Webb Yates""".split()
+LAST = ["Abbott", "Arden", "Bauer", "Becker", "Bolton", "Brandt", "Calder", "Carver", "Crane", "Dalton", "Draper", "Ekman", "Ellis", "Farrow", "Fischer", "Forster", "Garner", "Gould", "Graham", "Hartman", "Hobbs", "Holm", "Irving", "Jansen", "Keller", "Kessler", "Kovac", "Lambert", "Larsen", "Lindgren", "Lowell", "Marsh", "Mercer", "Moreau", "Nash", "Nilsen", "Norton", "Ogden", "Osborn", "Palmer", "Pryce", "Quill", "Ramsey", "Reeves", "Ritter", "Sandoval", "Sayers", "Shaw", "Stroud", "Tanner", "Thorne", "Ulrich", "Vance", "Wagner", "Webb", "Yates"]
 
-WORK_FIRST = """Amber Ancient Bitter Black Blind Blue Bright Broken Burning Copper Crimson Crooked
-Distant Double Eager Early Empty Endless Fading Final Frozen Gentle Golden Green Hidden Hollow Humble
-Idle Iron Ivory Jade Little Lonely Lost Lucky Marble Midnight Naked Narrow Nimble Pale Paper Proud Purple
-Quiet Restless Rising Sacred Scarlet Secret Silent Sleeping Solar Stolen Velvet Wild""".split()
+WORK_FIRST = ["Amber", "Ancient", "Bitter", "Black", "Blind", "Blue", "Bright", "Broken", "Burning", "Copper", "Crimson", "Crooked", "Distant", "Double", "Eager", "Early", "Empty", "Endless", "Fading", "Final", "Frozen", "Gentle", "Golden", "Green", "Hidden", "Hollow", "Humble", "Idle", "Iron", "Ivory", "Jade", "Little", "Lonely", "Lost", "Lucky", "Marble", "Midnight", "Naked", "Narrow", "Nimble", "Pale", "Paper", "Proud", "Purple", "Quiet", "Restless", "Rising", "Sacred", "Scarlet", "Secret", "Silent", "Sleeping", "Solar", "Stolen", "Velvet", "Wild"]
 
-WORK_LAST = """Anchor Arrow Autumn Bell Bridge Candle Canyon Castle Circus Clock Comet Compass Corridor
-Crown Dancer Desert Dragon Echo Ember Falcon Feather Fountain Garden Ghost Harbor Heron Hunter Island
-Journey Kingdom Lantern Letter Meadow Mirror Monsoon Moon Nomad Orchard Palace Parade Promise Raven
-River Shadow Sparrow Station Stranger Summer Symphony Thief Tiger Tower Valley Violin Voyage Winter""".split()
+WORK_LAST = ["Anchor", "Arrow", "Autumn", "Bell", "Bridge", "Candle", "Canyon", "Castle", "Circus", "Clock", "Comet", "Compass", "Corridor", "Crown", "Dancer", "Desert", "Dragon", "Echo", "Ember", "Falcon", "Feather", "Fountain", "Garden", "Ghost", "Harbor", "Heron", "Hunter", "Island", "Journey", "Kingdom", "Lantern", "Letter", "Meadow", "Mirror", "Monsoon", "Moon", "Nomad", "Orchard", "Palace", "Parade", "Promise", "Raven", "River", "Shadow", "Sparrow", "Station", "Stranger", "Summer", "Symphony", "Thief", "Tiger", "Tower", "Valley", "Violin", "Voyage", "Winter"]
 
-ORG_FIRST = """Apex Argon Atlas Beacon Boreal Cobalt Delta Emerald Fenix Gamma Granite Helix Icon Juniper Krypton
-Lotus Lumen Matrix Nexus Nova Omega Onyx Orion Pinnacle Polar Quartz Radian Sable Sigma Summit
-Titan Topaz Umbra Vector Vertex Zenith""".split()
+ORG_FIRST = ["Apex", "Argon", "Atlas", "Beacon", "Boreal", "Cobalt", "Delta", "Emerald", "Fenix", "Gamma", "Granite", "Helix", "Icon", "Juniper", "Krypton", "Lotus", "Lumen", "Matrix", "Nexus", "Nova", "Omega", "Onyx", "Orion", "Pinnacle", "Polar", "Quartz", "Radian", "Sable", "Sigma", "Summit", "Titan", "Topaz", "Umbra", "Vector", "Vertex", "Zenith"]
 
-ORG_LAST = """Aviation Capital Chemicals Dynamics Electric Energy Engines Foods Foundry Freight
-Glass Instruments Laboratories Logistics Media Metals Motors Optics Partners Pictures Press Railways
-Records Robotics Shipping Software Studios Systems Textiles Timber Toys Works""".split()
+ORG_LAST = ["Aviation", "Capital", "Chemicals", "Dynamics", "Electric", "Energy", "Engines", "Foods", "Foundry", "Freight", "Glass", "Instruments", "Laboratories", "Logistics", "Media", "Metals", "Motors", "Optics", "Partners", "Pictures", "Press", "Railways", "Records", "Robotics", "Shipping", "Software", "Studios", "Systems", "Textiles", "Timber", "Toys", "Works"]
 
-CITY_FIRST = """Cape East Fort Grand High Lake Low Mount New North Old Port Saint South Upper West""".split()
+CITY_FIRST = ["Cape", "East", "Fort", "Grand", "High", "Lake", "Low", "Mount", "New", "North", "Old", "Port", "Saint", "South", "Upper", "West"]
 
-CITY_LAST = """Albany Ashby Barrow Belmont Brixton Camden Carlisle Clifton Corinth Dover Dunmore Exeter Fairfax
-Galway Hadley Halifax Ilford Jasper Kendal Kingsley Lisbon Ludlow Malden Milford Newark Oakham Oxford
-Paxton Preston Radnor Ripley Salem Selby Stafford Thornton Truro Vernon Warwick Weston York""".split()
+CITY_LAST = ["Albany", "Ashby", "Barrow", "Belmont", "Brixton", "Camden", "Carlisle", "Clifton", "Corinth", "Dover", "Dunmore", "Exeter", "Fairfax", "Galway", "Hadley", "Halifax", "Ilford", "Jasper", "Kendal", "Kingsley", "Lisbon", "Ludlow", "Malden", "Milford", "Newark", "Oakham", "Oxford", "Paxton", "Preston", "Radnor", "Ripley", "Salem", "Selby", "Stafford", "Thornton", "Truro", "Vernon", "Warwick", "Weston", "York"]
 
-COUNTRY_FIRST = """Central Eastern Free Greater Inner Lower Northern Outer Royal Southern United Western""".split()
+COUNTRY_FIRST = ["Central", "Eastern", "Free", "Greater", "Inner", "Lower", "Northern", "Outer", "Royal", "Southern", "United", "Western"]
 
-COUNTRY_LAST = """Arvonia Belmaria Caldera Drovia Elbonia Fenwara Gondia Hestria Istria Jorvia Karelia Lodovia
-Morania Norvania Ostania Pelagia Quoria Rovenia Sorvia Talvia Urania Vostria Weslandia Zubrovia""".split()
+COUNTRY_LAST = ["Arvonia", "Belmaria", "Caldera", "Drovia", "Elbonia", "Fenwara", "Gondia", "Hestria", "Istria", "Jorvia", "Karelia", "Lodovia", "Morania", "Norvania", "Ostania", "Pelagia", "Quoria", "Rovenia", "Sorvia", "Talvia", "Urania", "Vostria", "Weslandia", "Zubrovia"]
 
 POOLS: dict[str, tuple[list[str], list[str]]] = {
     "person": (FIRST, LAST),

@@ -45,7 +45,7 @@ class Patience:
         return self.kept if program.sides[0].relations[-1] in PATIENT_RELATIONS else self.chain
 
 
-PERFECT: Callable[[Program, int], float] = lambda program, searches: 1.0  # noqa: E731
+PERFECT: Callable[[Program, int], float] = lambda program, searches: 1.0
 
 
 def episode(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import CorrectionConfig
-from learner.losses import bounded_ratio, masked_sum
+from learner.algorithm.losses import bounded_ratio, masked_sum
 
 
 def importance_weights(proximal_logprobs: Tensor, behaviour_logprobs: Tensor, config: CorrectionConfig) -> Tensor:

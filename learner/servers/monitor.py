@@ -12,8 +12,8 @@ import time
 
 import requests
 
-from learner.gateway import Gateway
-from learner.serving import server_metrics
+from learner.gateway.router import Gateway
+from learner.servers.serving import server_metrics
 from learner.weights.push import WeightPusher
 
 log = logging.getLogger("rollway.servers")

@@ -18,10 +18,10 @@ from collections import defaultdict
 from typing import Any
 
 from configs.schema import Config
-from learner.evalqueue import EvalQueue
-from learner.gate import StalenessGate
-from learner.ledger import MAX_ATTEMPTS, Ledger
-from learner.roster import Actor, Held, LeaseIds, Roster
+from learner.gateway.evalqueue import EvalQueue
+from learner.gateway.gate import StalenessGate
+from learner.gateway.ledger import MAX_ATTEMPTS, Ledger
+from learner.gateway.roster import Actor, Held, LeaseIds, Roster
 from protocol import messages as wire
 from protocol.trajectory import NO_VERSION, Group, Trajectory
 

@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from learner.ledger import MAX_ATTEMPTS
+from learner.gateway.ledger import MAX_ATTEMPTS
 from protocol.messages import Task
 from protocol.trajectory import NO_VERSION, TOKEN_FIELDS, Trajectory
 

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from learner.durable import fresh_folder_beside, replace_folder, replace_text
-from learner.engine import PolicyEngine
+from learner.policy.engine import PolicyEngine
+from learner.run.durable import fresh_folder_beside, replace_folder, replace_text
 
 LATEST = "latest"
 STATE = "state.json"

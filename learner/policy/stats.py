@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.corrections import effective_sample_size
-from learner.ranks import Ranks
+from learner.algorithm.corrections import effective_sample_size
+from learner.policy.ranks import Ranks
 
 
 class Stats:

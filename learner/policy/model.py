@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from learner.logprobs import LogprobHead
-from learner.packing import MicroBatch
+from learner.policy.logprobs import LogprobHead
+from learner.policy.packing import MicroBatch
 
 ATTENTION = "rollway_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

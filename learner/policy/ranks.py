@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from learner.batch import pack_message, unpack_message
+from learner.policy.batch import pack_message, unpack_message
 
 #: Longest wait inside a training step for the other ranks, seconds.
 COLLECTIVE_TIMEOUT_S = 600.0

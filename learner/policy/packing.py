@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.batch import Row
+from learner.policy.batch import Row
 
 
 @dataclass(slots=True)

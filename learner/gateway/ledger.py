@@ -26,7 +26,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
-from learner.ledger_schema import COUNTERS, SCHEMA
+from learner.gateway.ledger_schema import COUNTERS, SCHEMA
 from protocol.codec import decode, encode_group
 from protocol.messages import Task
 from protocol.trajectory import Group

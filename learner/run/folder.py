@@ -24,8 +24,8 @@ import psutil
 
 from configs.load import dump_config
 from configs.schema import Config
-from learner.durable import replace_text
-from learner.scalars import ScalarLog
+from learner.run.durable import replace_text
+from learner.run.scalars import ScalarLog
 
 #: Files that only a run which got going leaves.
 _TRACES = {"ledger.sqlite", "metrics.jsonl", "summary.json"}

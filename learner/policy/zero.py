@@ -12,7 +12,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from configs.schema import Config
-from learner.model import PolicyModel
+from learner.policy.model import PolicyModel
 
 #: Parameters with fewer elements stay whole on every rank under ZeRO-3 (DeepSpeed's default).
 ZERO3_PERSISTENT = 100_000

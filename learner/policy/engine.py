@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from learner.batch import Row, decode, encode, mini_batches
-from learner.corrections import importance_weights, mismatch
-from learner.durable import fresh_folder_beside, replace_folder
-from learner.losses import LOSSES, masked_sum
-from learner.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model
-from learner.packing import MicroBatch, pack
-from learner.ranks import COLLECTIVE_TIMEOUT_S, Ranks, init_distributed
-from learner.stats import Stats
+from learner.algorithm.corrections import importance_weights, mismatch
+from learner.algorithm.losses import LOSSES, masked_sum
+from learner.policy.batch import Row, decode, encode, mini_batches
+from learner.policy.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model
+from learner.policy.packing import MicroBatch, pack
+from learner.policy.ranks import COLLECTIVE_TIMEOUT_S, Ranks, init_distributed
+from learner.policy.stats import Stats
+from learner.run.durable import fresh_folder_beside, replace_folder
 from protocol.trajectory import Group, Trajectory
 
 #: Files of a model folder that are not weights; an export takes them along byte for byte.
@@ -67,7 +67,9 @@ class PolicyEngine:
         if cfg.model.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         init_distributed(self.device)
-        from learner import zero  # DeepSpeed looks for its accelerator when imported, so only after init_distributed
+        from learner.policy import (
+            zero,  # DeepSpeed looks for its accelerator when imported, so only after init_distributed
+        )
 
         self.ranks = Ranks(cfg.gateway.batch_timeout_s + cfg.server.start_timeout_s + COLLECTIVE_TIMEOUT_S)
         self._ds = zero.initialize(PolicyModel(lm), cfg)

@@ -18,8 +18,8 @@ from typing import Any
 import zmq
 
 from configs.schema import Config
-from learner.dispatch import Dispatcher, Outgoing
-from learner.ledger import Ledger
+from learner.gateway.dispatch import Dispatcher, Outgoing
+from learner.gateway.ledger import Ledger
 from protocol.codec import MAX_FRAME_BYTES, ProtocolError, VersionError, decode, encode
 from protocol.messages import (
     Goodbye,

@@ -1,0 +1,1 @@
+"""The mathematics of an update as pure functions: advantages, losses, off-policy corrections."""

@@ -1,0 +1,1 @@
+"""The trainable policy: packed model, DeepSpeed engine, ranks, checkpoints."""

@@ -1,0 +1,1 @@
+"""What a run leaves behind: folder, metrics, summary, readable trajectories. No torch."""

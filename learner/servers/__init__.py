@@ -1,0 +1,1 @@
+"""vLLM servers as processes: their command line, health and metrics. No torch."""
