@@ -47,7 +47,8 @@ def _lead(config: Config, folder: RunFolder) -> int:
     gateway = Gateway(config, ledger, folder.path.name, welcome_config(config))
     gateway.pause_training(True)
     gateway.start()
-    monitor = None
+    monitor = pusher = None
+    over = False
     try:
         gateway.publish("run", _headline(config, folder))
         from learner.policy.engine import PolicyEngine
@@ -68,11 +69,15 @@ def _lead(config: Config, folder: RunFolder) -> int:
         folder.write_summary(trainer.summary.as_dict(gateway.audit()))
         gateway.publish("run", {"phase": "done", "status": "done"})
         engine.close()
+        over = True
         return 0
     finally:
         if monitor:
             monitor.stop()
-        gateway.stop("the run is over")
+        if pusher:
+            pusher.close()
+        # After a crash the actors stay: a learner that is started again goes on with them.
+        gateway.stop("the run is over", dismiss=over)
 
 
 def _headline(config: Config, folder: RunFolder) -> dict:

@@ -18,7 +18,7 @@ from configs.schema import Config
 from learner.algorithm.advantages import compute_advantages
 from learner.baselines import score_baselines
 from learner.evaluate import Evaluator
-from learner.gateway.router import Gateway
+from learner.gateway.router import Gateway, Interrupted
 from learner.policy.checkpoint import load_checkpoint, save_checkpoint
 from learner.policy.engine import PolicyEngine
 from learner.run.folder import RunFolder
@@ -53,35 +53,48 @@ class Trainer:
         self._push: Future[PushReport] | None = None
 
     def run(self) -> None:
-        resumed = self._restore()
-        self._push_now()
-        if not resumed:
-            self.summary.baselines = score_baselines(self.config, self.pusher, self.evaluator)
-            if self.summary.baselines:
-                self._publish_evals(self.summary.baselines)
+        """Everything from the first push to the export; ends early, but in good order, after ``request_stop``."""
+        try:
+            if self._restore():
                 self._push_now()
+            else:
+                self._first_scores()
+            self._train()
+            self._finish_push()
+            self._checkpoint()
             self._evaluate(self.config.eval.final_size)
-        self.gateway.pause_training(False)
-        started = time.monotonic()
-        self.summary.training_started()
-        while self.version < self.config.run.steps and not self.stop_requested:
-            self._step()
-            minutes = (time.monotonic() - started) / 60
-            if self.config.run.max_minutes and minutes > self.config.run.max_minutes:
-                log.info("run.max_minutes reached at version %d", self.version)
-                break
-        self.gateway.pause_training(True)
-        self._finish_push()
-        self.summary.training_ended()
-        self._checkpoint()
-        if not self.stop_requested:
-            self._evaluate(self.config.eval.final_size)
+        except Interrupted:
+            log.info("asked to stop at version %d", self.version)
+            self._finish_push()
+            self._checkpoint()
         with self._phase("export"):
             self.engine.export(self.folder.export)
 
+    def _first_scores(self) -> None:
+        """The baselines, whose weights the servers hold for that long, then the policy before training."""
+        self.summary.baselines = score_baselines(self.config, self.pusher, self.evaluator)
+        self._push_now()
+        self._evaluate(self.config.eval.final_size)
+
+    def _train(self) -> None:
+        limit = self.config.run.max_minutes
+        began = time.monotonic()
+        self.gateway.pause_training(False)
+        self.summary.training_started()
+        try:
+            while self.version < self.config.run.steps:
+                self._step()
+                if limit and time.monotonic() - began > 60 * limit:
+                    log.info("run.max_minutes is over at version %d", self.version)
+                    break
+        finally:
+            self.summary.training_ended()
+            self.gateway.pause_training(True)
+
     def request_stop(self) -> None:
-        """Finish the step at hand, save and return from ``run``. Safe in a signal handler."""
+        """Finish the update at hand, save and return from ``run``. Safe in a signal handler."""
         self.stop_requested = True
+        self.gateway.interrupt()
 
     # ── one step ─────────────────────────────────────────────────────────────
 
@@ -138,7 +151,7 @@ class Trainer:
     def _finish_push(self) -> PushReport | None:
         if self._push is None:
             return None
-        report = self._push.result(timeout=2 * self.config.weights.timeout_s)
+        report = self._push.result(timeout=3 * self.config.weights.timeout_s)
         self._push = None
         self._note_push(report)
         return report

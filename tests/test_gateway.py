@@ -15,7 +15,7 @@ import zmq
 
 from actors.link import Link, LinkError
 from learner.gateway.ledger import Ledger
-from learner.gateway.router import Gateway, StartError, WaitTimeout
+from learner.gateway.router import Gateway, Interrupted, StartError, WaitTimeout
 from protocol.codec import ProtocolError, decode, encode
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -391,3 +391,23 @@ def test_a_crash_of_the_thread_reaches_the_learner(port, gateway, monkeypatch):
     monkeypatch.setattr(gateway._dispatcher, "tick", lambda now: 1 / 0)
     with pytest.raises(RuntimeError, match=r"thread died.*ZeroDivisionError"):
         gateway.take_batch(1, 10.0)
+
+
+async def test_an_interrupt_ends_waits_now_and_later(gateway):
+    threading.Timer(0.3, gateway.interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        await asyncio.to_thread(gateway.take_batch, 1, 30.0)
+    with pytest.raises(Interrupted):
+        gateway.take_batch(1, 30.0)
+    assert time.monotonic() - began < 5
+
+
+async def test_a_learner_that_crashes_does_not_send_its_actors_away(port):
+    gateway = make_gateway(port)
+    async with linked(port) as (link, _):
+        await asyncio.to_thread(gateway.stop, "crashed", dismiss=False)
+        event = asyncio.ensure_future(link.next_event())
+        await asyncio.sleep(1.0)
+        assert not event.done() or isinstance(event.result(), Leases)
+        event.cancel()

@@ -47,6 +47,10 @@ class StartError(RuntimeError):
     """The gateway cannot start; the text tells what to change."""
 
 
+class Interrupted(Exception):
+    """A wait ended because ``interrupt`` was called, not because anything is wrong."""
+
+
 class WaitTimeout(TimeoutError):
     """The learner waited for too long; the text says who waits for what."""
 
@@ -68,6 +72,8 @@ class Gateway:
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._stop_reason: str | None = None
         self._crash: BaseException | None = None
+        self._interrupted = False
+        self._dismiss = True
         self._rejected = 0
         self._sections: dict[str, Any] = {"run": {}, "evals": [], "servers": [], "latest": {}}
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
@@ -91,9 +97,17 @@ class Gateway:
             ) from None
         self._thread.start()
 
-    def stop(self, reason: str) -> None:
-        """Tell all actors to stop, close the socket and the ledger. May be called twice, or without ``start``."""
+    def interrupt(self) -> None:
+        """Make waits, now and later, raise ``Interrupted``. Safe in a signal handler."""
+        self._interrupted = True
+
+    def stop(self, reason: str, dismiss: bool = True) -> None:
+        """Close the socket and the ledger. May be called twice, or without ``start``.
+
+        dismiss: tell all actors to leave; without it they wait for the learner to come back.
+        """
         with self._lock:
+            self._dismiss = dismiss
             self._stop_reason = self._stop_reason or reason
         if self._thread.is_alive():
             self._wake()
@@ -199,6 +213,8 @@ class Gateway:
             while True:
                 if self._crash:
                     raise RuntimeError(f"the gateway's thread died: {self._crash!r}") from self._crash
+                if self._interrupted:
+                    raise Interrupted
                 result = attempt()
                 if result is not None:
                     break
@@ -225,7 +241,8 @@ class Gateway:
                     out = self._dispatcher.tick(time.monotonic())
                     self._changed.notify_all()
                 self._send(out)
-            self._send(self._dispatcher.shutdown(self._stop_reason))
+            if self._dismiss:
+                self._send(self._dispatcher.shutdown(self._stop_reason))
         except BaseException as error:
             log.exception("the gateway's thread died")
             with self._lock:

@@ -1,0 +1,71 @@
+"""What the documents show is run: the example of docs/extending.md, and every command of README."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs.registry import load_env
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+async def test_the_example_environment_pays_for_lookups_and_for_the_right_sum(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    env_class = load_env("unit_prices:UnitPrices", {"lookup_reward": 0.25})
+    [task] = env_class.tasks("train", "shop", limit=1)
+    env = env_class()
+    first = await env.reset(task, seed=0)
+    (a, n), (b, m) = task["amounts"].items()
+    assert f"{n} {a} and {m} {b}" in first[0]["content"]
+    calls = "".join(
+        f'<tool_call>{{"name": "price", "arguments": {{"item": "{item}"}}}}</tool_call>' for item in (a, b, "gold")
+    )
+    looked = await env.step(calls, "stop")
+    assert looked.reward == pytest.approx(0.5)
+    assert [r.fault for r in looked.tool_results] == [None, None, "bad_arguments"]
+    total = n * task["prices"][a] + m * task["prices"][b]
+    end = await env.step(f"<answer>{total}</answer>", "stop")
+    assert end.done and end.info["metrics"]["em"] == 1.0
+
+
+def commands(document: str) -> list[str]:
+    """Commands in the ```bash blocks of a document, comments and line continuations resolved."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [re.split(r"\s#\s", line)[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+#: Commands that another test runs, with a smaller budget where they are long: command → that test.
+COVERED = {
+    "make train": "test_end_to_end.py::finished",
+    "make test": "this very run",
+    "python run.py --role eval model.path=runs/quickstart/export": "test_end_to_end.py::test_eval_of_the_export",
+    "python run.py run.resume=true run.steps=200": "test_end_to_end.py::test_a_finished_run_can_be_gone_on_with",
+    "tensorboard --logdir runs/quickstart/tensorboard": "test_runfolder.py reads the files",
+}
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/extending.md"])
+def test_every_command_is_run(document):
+    """Not covered elsewhere: run as it stands, with --dry-run where it would start something."""
+    for command in commands(document):
+        if command in COVERED or command.startswith(("git clone", "cd ")):
+            continue
+        words = shlex.split(command)
+        env = dict(os.environ)
+        while "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            env[name] = value
+        if words[0] == "make":
+            assert subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True).returncode == 0, command
+            continue
+        assert words[0] == "python", f"{document}: no test runs {command!r}"
+        dry = [] if "--dry-run" in words else ["--dry-run"]
+        done = subprocess.run([sys.executable, *words[1:], *dry], cwd=ROOT, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{document}: {command!r}: {done.stderr}"
