@@ -24,9 +24,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="run.py",
         description="Rollway trains tool-calling LLM agents with reinforcement learning, asynchronously.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="roles:\n"
-        + "\n".join(f"  {role:<10} {text}" for role, (_, text) in ROLES.items())
-        + "\n\nexamples:\n"
+        epilog="roles:\n" + "\n".join(f"  {role:<10} {text}" for role, (_, text) in ROLES.items()) + "\n\nexamples:\n"
         "  python run.py                                  train the built-in agent, here, now\n"
         "  python run.py staleness=0 run.dir=runs/sync    the same in lock-step\n"
         "  python run.py --role eval model.path=runs/quickstart/export\n"

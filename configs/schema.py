@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -26,7 +27,7 @@ class RunConfig(Section):
     """Seeds task order, sampling seeds and torch."""
     steps: Positive = 60
     """Policy versions to train."""
-    max_minutes: float | None = Field(default=None, gt=0)
+    max_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Stop after this many minutes of training even if ``steps`` are left."""
     resume: bool = False
     """Continue the run in ``dir`` from its last checkpoint."""
@@ -48,9 +49,9 @@ class EnvConfig(Section):
     """``module:Class`` of the environment; a module of yours on PYTHONPATH works too."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's ``setup``."""
-    train: list[str] = ["hotpot", "wiki2"]
+    train: list[str] = Field(default=["hotpot", "wiki2"], min_length=1)
     """Data sets whose train split is trained on."""
-    eval: list[str] = ["hotpot", "wiki2", "musique"]
+    eval: list[str] = Field(default=["hotpot", "wiki2", "musique"], min_length=1)
     """Data sets whose eval split is scored."""
     max_turns: Positive = 8
     """Turns of the policy after which an episode is cut."""
@@ -102,10 +103,10 @@ class ServerConfig(Section):
 
 
 class OptimizerConfig(Section):
-    lr: float = Field(default=3e-4, ge=0)
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
-    weight_decay: float = Field(default=0.0, ge=0)
+    lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""
     grad_clip: float = Field(default=1.0, gt=0)
@@ -245,6 +246,13 @@ class Config(Section):
         if self.model.dtype == "bfloat16" and self.learner.zero_stage == 0:
             raise ValueError(
                 "model.dtype bfloat16 needs learner.zero_stage 1, 2 or 3: below, DeepSpeed sums gradients in bfloat16"
+            )
+        last = self.server.port + self.server.count - 1
+        if not self.server.urls and last > 65535:
+            raise ValueError(f"server.port + server.count go up to port {last}; the last port there is is 65535")
+        if not self.server.urls and self.server.port <= self.gateway.port <= last:
+            raise ValueError(
+                f"gateway.port ({self.gateway.port}) is one of the servers' ports ({self.server.port} to {last}); change one of them"
             )
         if self.weights.backend == "nccl" and not self.learner.devices:
             raise ValueError("weights.backend nccl needs GPUs: set learner.devices, or use gloo")

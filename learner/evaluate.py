@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from configs.schema import BaselineConfig, Config
 from envs.registry import load_env
+from learner.gateway.ledger import Ledger
 from learner.gateway.router import Gateway
+from learner.gateway.router import StartError as GatewayError
 from learner.run.telemetry import eval_records
 from protocol.messages import Task
 from protocol.trajectory import Trajectory
@@ -50,6 +54,17 @@ def train_tasks(config: Config) -> list[Task]:
     ]
 
 
+def check_environments(config: Config) -> None:
+    """Raise ``ValueError`` for an environment, option or data set that is not there, before anything is started."""
+    env = load_env(config.env.path, config.env.args)
+    for split, names in (("train", config.env.train), ("eval", config.env.eval)):
+        for dataset in names:
+            if not env.tasks(split, dataset, 1):
+                raise ValueError(f"env.{split}: the data set {dataset!r} of {config.env.path} has no tasks")
+    for baseline in config.baselines:
+        load_env(baseline.env, baseline.args)
+
+
 def welcome_config(config: Config) -> dict[str, Any]:
     """The share of the configuration that an actor is given; it needs no file of its own."""
     envs = {"main": {"path": config.env.path, "args": config.env.args}}
@@ -62,28 +77,43 @@ def main(config: Config) -> int:
     """Start a server on ``model.path`` and actors, score every set of ``env.eval``, print the table."""
     from rich.console import Console
 
-    from learner.gateway.ledger import Ledger
+    from configs.load import dump_config
     from learner.local import Cluster, StartError
     from learner.run.summary import eval_table
+    from learner.servers.serving import ServerError
 
+    config = config.model_copy(update={"baselines": []})
     with tempfile.TemporaryDirectory(prefix="rollway-eval-") as scratch:
-        logs = Path(scratch)
-        gateway = Gateway(config, Ledger(logs / "ledger.sqlite", [], config.run.seed), "eval", welcome_config(config))
-        cluster = Cluster(config, logs)
+        folder = Path(scratch)
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        cluster = Cluster(config, folder / "logs")
+        gateway = None
         try:
+            ledger = Ledger(folder / "ledger.sqlite", [], config.run.seed)
+            gateway = Gateway(config, ledger, "eval", welcome_config(config))
+            evaluator = Evaluator(config, gateway)
             gateway.start()
             cluster.start_servers()
             cluster.start_actors()
-            urls = cluster.wait_for_servers(lambda message: print(message, file=sys.stderr))
-            gateway.set_servers(urls)
-            records, _ = Evaluator(config, gateway).score(0, config.eval.final_size)
-        except StartError as error:
+            gateway.set_servers(cluster.wait_for_servers(lambda message: print(message, file=sys.stderr)))
+            with ThreadPoolExecutor(1) as pool:
+                scores = pool.submit(evaluator.score, 0, config.eval.final_size)
+                try:
+                    while not scores.done():
+                        for event in cluster.revive():
+                            print(event, file=sys.stderr)
+                        time.sleep(0.5)
+                finally:
+                    gateway.interrupt()
+                records, _ = scores.result()
+        except (StartError, ServerError, GatewayError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             return 130
         finally:
-            gateway.stop("evaluation over")
+            if gateway:
+                gateway.stop("evaluation over")
             cluster.stop()
-    Console().print(eval_table(records))
+    Console(width=None if sys.stdout.isatty() else 100).print(eval_table(records))
     return 0

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from configs.schema import Config
 from learner.dashboard import DashboardClient, LearnerRefused, LearnerSilent, open_view
+from learner.evaluate import check_environments
 from learner.run.folder import RunFolder, RunFolderError
 from learner.run.summary import summary_table
 from learner.servers.processes import Child, terminate
@@ -59,7 +60,11 @@ class Cluster:
         argv = self._role("learner")
         if ranks > 1:
             devices = self.config.learner.devices
-            where = ["--include", f"localhost:{','.join(map(str, devices))}"] if devices else ["--num_accelerators", str(ranks)]
+            where = (
+                ["--include", f"localhost:{','.join(map(str, devices))}"]
+                if devices
+                else ["--num_accelerators", str(ranks)]
+            )
             argv = [sys.executable, "-m", "deepspeed.launcher.runner", *where, *argv[1:]]
         check_port(self.config.gateway.host, self.config.gateway.port)
         self._start("learner", argv, {})
@@ -86,10 +91,12 @@ class Cluster:
             if code is None or (code == 0 and (child.name == "learner" or child.dead_for_s < SETTLE_S)):
                 continue
             if child.restarts >= MAX_RESTARTS or code in (2, 3):
-                raise StartError(f"{child.name} ended with exit code {code}: {child.last_words()} (log: {child.log_path})")
+                raise StartError(f"{child.name}: {child.last_words()} (exit code {code}, log {child.log_path})")
             child.restarts += 1
             child.start()
-            events.append(f"{child.name} had died (exit code {code}); started again, {child.restarts} of {MAX_RESTARTS}")
+            events.append(
+                f"{child.name} had died (exit code {code}); started again, {child.restarts} of {MAX_RESTARTS}"
+            )
         return events
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -114,8 +121,9 @@ def main(config: Config) -> int:
     console = Console()
     signals = _Signals()
     try:
+        check_environments(config)
         folder = RunFolder.open(config, move_aside=True)
-    except RunFolderError as error:
+    except (RunFolderError, ValueError) as error:
         return _fail(str(error))
     cluster = Cluster(config, folder.logs)
     code = 1
@@ -142,7 +150,10 @@ def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals
     snapshot: dict = {"run": {"phase": "start", "steps": config.run.steps, "started_at": time.time()}}
     note, asked_at = "", 0.0
     host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "*") else config.gateway.host
-    with DashboardClient(f"tcp://{host}:{config.gateway.port}") as client, open_view(console, leave="stop the run") as view:
+    with (
+        DashboardClient(f"tcp://{host}:{config.gateway.port}") as client,
+        open_view(console, leave="stop the run") as view,
+    ):
         while learner.exit_code != 0:
             if signals.count >= 2:
                 raise StartError("stopped at once; the run goes on from its last checkpoint with run.resume=true")

@@ -56,9 +56,12 @@ def _lead(config: Config, folder: RunFolder) -> int:
         from learner.weights.push import WeightPusher
 
         engine = PolicyEngine(config)
+        gateway.set_vocabulary(engine.vocabulary)
         urls = server_urls(config)
         for url in urls:
-            wait_healthy(url, config.server.start_timeout_s, None, lambda text: gateway.publish("run", {"message": text}))
+            wait_healthy(
+                url, config.server.start_timeout_s, None, lambda text: gateway.publish("run", {"message": text})
+            )
         gateway.publish("run", {"message": ""})
         pusher = WeightPusher(config, urls)
         monitor = ServerMonitor(gateway, pusher, urls)

@@ -169,9 +169,11 @@ class Trainer:
         if state is None:
             # A run that died before its first checkpoint starts anew, with the groups that it had collected.
             self.gateway.rollback(0)
+            self.folder.truncate_metrics(-1)
             return False
         self.version = state["version"]
         self.summary = Summary.restore(state["summary"])
+        self.gateway.publish("run", {"started_at": time.time() - self.summary.elapsed()})
         self.gateway.rollback(self.version)
         self.folder.truncate_metrics(self.version)
         for record in self.folder.read_metrics():
@@ -191,7 +193,9 @@ class Trainer:
 
     @contextmanager
     def _phase(self, name: str, seconds: dict[str, float] | None = None):
-        self.gateway.publish("run", {"phase": name, "phase_since": time.time(), "step": self.version, "version": self.version})
+        self.gateway.publish(
+            "run", {"phase": name, "phase_since": time.time(), "step": self.version, "version": self.version}
+        )
         began = time.monotonic()
         try:
             yield
@@ -205,7 +209,9 @@ class Trainer:
         log.info("step %d: reward %.3f, %.1f s", record["step"], record["reward"], record["seconds"]["step"])
         self.gateway.append_history(record)
         episodes = [t for group in groups for t in group.trajectories]
-        kept = episodes[:: max(1, len(episodes) // max(1, self.config.log.trajectories))][: self.config.log.trajectories]
+        kept = episodes[:: max(1, len(episodes) // max(1, self.config.log.trajectories))][
+            : self.config.log.trajectories
+        ]
         if kept:
             self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in kept])
             self.gateway.publish("latest", self.transcriber.view(kept[-1]))

@@ -7,9 +7,12 @@ as it was sampled: nothing in here is ever decoded and encoded again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 #: name → dtype of the per-token arrays, in wire order.
 TOKEN_FIELDS: dict[str, np.dtype] = {
@@ -22,6 +25,18 @@ TOKEN_FIELDS: dict[str, np.dtype] = {
 
 #: Version written on tokens that no policy sampled.
 NO_VERSION = -1
+
+
+class Facts(BaseModel):
+    """What must hold of ``Trajectory.facts``; more entries are welcome."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    task_id: str
+    dataset: str
+    seed: int = 0
+    metrics: dict[str, Finite] = {}
+    tool_calls: list[dict[str, Any]] = []
 
 
 @dataclass(slots=True)
@@ -75,6 +90,13 @@ class Trajectory:
                 raise ValueError(f"trajectory.{name}: want {dtype} [{size}], got {array.dtype} {array.shape}")
         if self.turns.ndim != 2 or self.turns.shape[1] != 2:
             raise ValueError(f"trajectory.turns: want shape [K, 2], got {self.turns.shape}")
+        if self.token_ids.min(initial=0) < 0:
+            raise ValueError("trajectory.token_ids: a negative id")
+        try:
+            Facts.model_validate(self.facts)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"trajectory.facts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         starts, ends = self.turns[:, 0], self.turns[:, 1]
         if (starts < 0).any() or (ends > size).any() or (starts > ends).any():
             raise ValueError(f"trajectory.turns: a span outside the {size} tokens")

@@ -47,6 +47,11 @@ def test_dump_reads_back_as_the_same_config(tmp_path):
         ("weights.backend=nccl", "learner.devices"),
         ("sampling.turn_tokens=5000", "model.max_tokens"),
         ("run.steps=[", "not valid YAML"),
+        ("env.train=[]", "env.train"),
+        ("server.port=5600", "gateway.port (5600) is one of the servers' ports"),
+        ("server.port=65536", "server.port"),
+        ("learner.optimizer.lr=.inf", "learner.optimizer.lr"),
+        ("learner.optimizer.betas=[5,-3]", "learner.optimizer.betas"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_field(override, says):

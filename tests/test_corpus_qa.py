@@ -52,7 +52,11 @@ async def test_an_agent_that_searches_and_answers_is_rewarded(args):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("{oops", r"corpus\.jsonl:3: not valid JSON"), ('{"id": 3}', r"corpus\.jsonl:3: a passage needs"), ("[1]", ":3: want an object")],
+    [
+        ("{oops", r"corpus\.jsonl:3: not valid JSON"),
+        ('{"id": 3}', r"corpus\.jsonl:3: a passage needs"),
+        ("[1]", ":3: want an object"),
+    ],
 )
 def test_a_bad_corpus_line_is_named(tmp_path, line, says):
     path = write(tmp_path / "corpus.jsonl", PASSAGES)

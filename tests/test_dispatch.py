@@ -323,11 +323,29 @@ def test_a_late_group_of_a_void_lease_is_the_same_unit(reissued):
     assert len(world.dispatcher.take(1)) == 1
 
 
-def test_groups_of_other_runs_count_as_duplicates_and_are_forgotten():
+def test_groups_of_leases_that_never_were_are_forgotten_and_not_counted():
     world = World()
     foreign = world.leases()[0].model_copy(update={"lease_id": "0123456789ab.train0.1.1"})
     assert ("a", Ack(lease_id=foreign.lease_id)) in world.done("a", foreign)
-    assert world.queue("duplicates", "waiting") == (1, 0)
+    assert world.queue("duplicates", "waiting") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda t: t.facts.update(dataset="other"), "another task"),
+        (lambda t: t.versions.__setitem__(2, 2_000_000), "beyond run.steps"),
+        (lambda t: t.token_ids.__setitem__(2, 1000), "beyond the vocabulary of 1000"),
+    ],
+)
+def test_a_group_that_would_poison_the_ledger_is_refused(caplog, spoil, says):
+    world = World(groups=1, staleness=0)
+    world.dispatcher.vocabulary = 1000
+    lease = world.leases()[0]
+    bad = group_of(lease)
+    spoil(bad.trajectories[1])
+    world.done("a", lease, group=bad)
+    assert says in caplog.text and world.queue("waiting") == (0,)
 
 
 def test_a_group_that_is_not_what_was_leased_is_a_failed_attempt(caplog):

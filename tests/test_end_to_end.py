@@ -63,7 +63,12 @@ def test_the_summary_adds_up(finished):
     _, folder = finished
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 3 and summary["episodes"] == 3 * 8 * 8
-    assert summary["ledger"] == {"consumed": 24, "duplicates": 0, "lost": 0, "stale_dropped": summary["ledger"]["stale_dropped"]}
+    assert summary["ledger"] == {
+        "consumed": 24,
+        "duplicates": 0,
+        "lost": 0,
+        "stale_dropped": summary["ledger"]["stale_dropped"],
+    }
     assert 0 <= summary["staleness"]["max"] <= 2
     assert {(r["version"], r["dataset"]) for r in summary["eval"]} == {
         (v, d) for v in (0, 2, 3) for d in ("hotpot", "wiki2", "musique")
@@ -82,7 +87,9 @@ def test_the_two_engines_agree_on_every_token(finished):
 
 def test_a_person_is_shown_the_outcome(finished):
     done, folder = finished
-    assert "The run in figures" in done.stdout and "0 lost" in done.stdout and str(folder) in done.stdout.replace("\n", "")
+    assert (
+        "The run in figures" in done.stdout and "0 lost" in done.stdout and str(folder) in done.stdout.replace("\n", "")
+    )
     text = (folder / "trajectories" / "step-000001.md").read_text()
     assert "<tool_call>" in text and "<tool_response>" in text
 
@@ -111,13 +118,17 @@ def test_a_finished_run_can_be_gone_on_with(finished):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + _logs(folder)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 5 and summary["ledger"]["consumed"] == 40 and summary["ledger"]["lost"] == 0
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' not in line]
+    steps = [
+        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' not in line
+    ]
     assert steps == [1, 2, 3, 4, 5]
 
 
 def test_eval_of_the_export(finished):
     _, folder = finished
-    done = run(sys.executable, "run.py", "--role", "eval", f"model.path={folder / 'export'}", "eval.final_size=8", *PORTS)
+    done = run(
+        sys.executable, "run.py", "--role", "eval", f"model.path={folder / 'export'}", "eval.final_size=8", *PORTS
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert all(name in done.stdout for name in ("hotpot", "wiki2", "musique", "EM"))
 
@@ -126,7 +137,10 @@ def test_eval_of_the_export(finished):
     ("args", "says"),
     [
         (["model.path=/no/such/model"], "no such model folder"),
-        (["server.urls=[http://127.0.0.1:9]", "server.start_timeout_s=3"], "no vLLM server answers at http://127.0.0.1:9"),
+        (
+            ["server.urls=[http://127.0.0.1:9]", "server.start_timeout_s=3"],
+            "no vLLM server answers at http://127.0.0.1:9",
+        ),
         (["env.path=envs.nothing:Env"], "env.path"),
         (["env.path=envs.corpus_qa:CorpusQA", "env.args={corpus: BAD, files: {}}"], "not valid JSON"),
     ],

@@ -172,3 +172,21 @@ def test_one_changed_byte_raises_nothing_but_protocol_error(frame, place, value)
     frames[frame][place % len(frames[frame])] = value
     with suppress(ProtocolError):
         decode([bytes(f) for f in frames])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda t: t.facts.pop("dataset"), "facts.dataset"),
+        (lambda t: t.facts.update(metrics={"em": "NaN!"}), "facts.metrics.em"),
+        (lambda t: t.facts.update(metrics={"em": float("nan")}), "facts.metrics.em"),
+        (lambda t: t.facts.update(tool_calls=5), "facts.tool_calls"),
+        (lambda t: t.token_ids.__setitem__(0, -7), "token_ids: a negative id"),
+    ],
+)
+def test_what_the_learner_will_read_is_checked_at_the_door(spoil, says):
+    good = trajectory()
+    good.validate()
+    spoil(good)
+    with pytest.raises(ValueError, match=says):
+        good.validate()

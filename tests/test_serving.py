@@ -79,10 +79,33 @@ def test_model_folder(tmp_path, monkeypatch):
         with pytest.raises(ServerError, match="no such model folder"):
             check_model(make(model={"path": missing}))
     check_model(make(model={"path": "Qwen/Qwen2.5-3B-Instruct"}))  # on the hub
+    (tmp_path / "models/config.json").write_text("{broken")
+    with pytest.raises(ServerError, match="no tokenizer in this folder"):
+        check_model(make(model={"path": "models"}))
+    (tmp_path / "models/tokenizer.json").touch()
+    with pytest.raises(ServerError, match="not valid JSON"):
+        check_model(make(model={"path": "models"}))
     (tmp_path / "models/config.json").write_text('{"max_position_embeddings": 512}')
     check_model(make(model={"path": "models", "max_tokens": 512}))
     with pytest.raises(ServerError, match="beyond the 512 positions"):
         check_model(make(model={"path": "models", "max_tokens": 513}))
+
+
+def test_a_baseline_must_fit_into_the_policys_place(tmp_path):
+    for name, width in (("own", 64), ("same", 64), ("wider", 128)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").touch()
+        (tmp_path / name / "config.json").write_text(f'{{"hidden_size": {width}}}')
+
+    def with_baseline(name):
+        baseline = {"name": "b", "model": str(tmp_path / name), "env": "envs.naive_rag:NaiveRag"}
+        return make(model={"path": str(tmp_path / "own")}, baselines=[baseline])
+
+    check_model(with_baseline("same"))
+    with pytest.raises(ServerError, match=r"baselines\.0\.model .*wider has another hidden_size"):
+        check_model(with_baseline("wider"))
+    with pytest.raises(ServerError, match=r"baselines\.0\.model .*: no such model folder"):
+        check_model(with_baseline("gone"))
 
 
 def test_port():

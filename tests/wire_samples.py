@@ -11,7 +11,7 @@ from protocol.messages import Lease, Task
 from protocol.trajectory import NO_VERSION, Group, Trajectory
 
 
-def trajectory(size: int = 6, version: int = 0, seed: int = 0) -> Trajectory:
+def trajectory(size: int = 6, version: int = 0, seed: int = 0, task_id: str = "t") -> Trajectory:
     """A prompt of 2 tokens, then action tokens except for one tool token before the last."""
     rng = np.random.default_rng(seed)
     mask = np.ones(size, "u1")
@@ -27,16 +27,19 @@ def trajectory(size: int = 6, version: int = 0, seed: int = 0) -> Trajectory:
         rewards=rewards,
         turns=np.array([[2, size - 2], [size - 1, size]], "<i4"),
         terminated=bool(seed % 2),
-        facts={"task_id": "t", "dataset": "toy", "seed": seed, "metrics": {"em": 1.0}},
+        facts={"task_id": task_id, "dataset": "toy", "seed": seed, "metrics": {"em": 1.0}},
     )
 
 
 def group(lease_id: str, task_id: str, size: int = 2, version: int = 0) -> Group:
-    return Group(lease_id, task_id, [trajectory(6 + i, version, i) for i in range(size)])
+    return Group(lease_id, task_id, [trajectory(6 + i, version, i, task_id) for i in range(size)])
 
 
 def group_of(lease: Lease, version: int = 0) -> Group:
-    return group(lease.lease_id, lease.task.task_id, lease.group_size, version)
+    made = group(lease.lease_id, lease.task.task_id, lease.group_size, version)
+    for member in made.trajectories:
+        member.facts["dataset"] = lease.task.dataset
+    return made
 
 
 def tasks(count: int) -> list[Task]:
@@ -46,6 +49,7 @@ def tasks(count: int) -> list[Task]:
 def config(groups: int = 2, staleness: int = 1, heartbeat_s: float = 1.0, port: int = 5600) -> Config:
     return Config.model_validate(
         {
+            "run": {"steps": 1_000_000},
             "learner": {"groups": groups, "mini_batches": 1, "group_size": 2},
             "staleness": staleness,
             "actor": {"heartbeat_s": heartbeat_s},

@@ -1,6 +1,6 @@
 """A tool and an environment of one's own, in one file outside the packages.
 
-    PYTHONPATH=docs/examples python run.py env.path=unit_prices:UnitPrices env.train=[shop] env.eval=[shop]
+PYTHONPATH=docs/examples python run.py env.path=unit_prices:UnitPrices env.train=[shop] env.eval=[shop]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PriceList(Tool):
 
 
 class UnitPrices(AnswerEnv):
-    """"What do 3 apples and 2 eggs cost?" Looking a needed price up earns a little, the right sum earns 1."""
+    """ "What do 3 apples and 2 eggs cost?" Looking a needed price up earns a little, the right sum earns 1."""
 
     lookup_reward: ClassVar[float] = 0.1
 

@@ -42,6 +42,9 @@ class Dispatcher:
         self.roster = Roster(config.learner.group_size)
         self.servers: list[str] = []  # those that have the current weights
         self.paused = False  # no new training leases
+        self.vocabulary: int | None = None  # token ids end here, once the model is known
+        # Not the current one: a learner that went back to a checkpoint meets tokens of versions yet to be made again.
+        self._last_version = config.run.steps
         self._ledger = ledger
         self._gate = StalenessGate(config.learner.groups, config.staleness)
         self._gate.waiting = ledger.delivered()
@@ -206,15 +209,19 @@ class Dispatcher:
     def _on_group(self, actor_id: str, group: Group) -> None:
         held = self.roster.leases.get(group.lease_id)
         if held and held.is_eval:
-            self._on_eval_episode(held, group)
+            if problem := self._problem(group, held.lease.task, 1):
+                self._refuse(actor_id, group, problem, held)
+                return
+            self.roster.drop(held)
+            self._eval.done(held.unit, group.trajectories[0])
             return
         seq = self._ids.seq(group.lease_id)
-        if seq is None or self._ledger.state(seq) != "pending":
+        if seq is None:
+            log.error("%s: no lease was ever called %r", actor_id, group.lease_id)
+        elif self._ledger.state(seq) != "pending":
             self._ledger.count("duplicates")
-        elif len(group.trajectories) != self._group_size or group.task_id != self._ledger.unit(seq).task.task_id:
-            log.error("%s: lease %s came back as another task or with episodes missing", actor_id, group.lease_id)
-            if held:
-                self._attempt_failed(held)
+        elif problem := self._problem(group, self._ledger.unit(seq).task, self._group_size):
+            self._refuse(actor_id, group, problem, held)
         elif self._gate.stale(group.oldest_version):
             self._ledger.count("stale_dropped")
             if held:
@@ -227,13 +234,23 @@ class Dispatcher:
             self._ledger.deliver(seq, actor_id, group)
             self._gate.waiting[seq] = group.oldest_version
 
-    def _on_eval_episode(self, held: Held, group: Group) -> None:
-        if len(group.trajectories) != 1 or group.task_id != held.lease.task.task_id:
-            log.error("%s: lease %s came back as another task", held.actor_id, held.lease_id)
+    def _problem(self, group: Group, task: wire.Task, size: int) -> str | None:
+        """Why a group cannot be what its lease asked for, though each trajectory is sound by itself."""
+        if len(group.trajectories) != size or group.task_id != task.task_id:
+            return "another task, or episodes missing"
+        for trajectory in group.trajectories:
+            if (trajectory.facts["task_id"], trajectory.facts["dataset"]) != (task.task_id, task.dataset):
+                return "episodes of another task"
+            if trajectory.versions.max(initial=NO_VERSION) > self._last_version:
+                return f"tokens of a version beyond run.steps ({self._last_version})"
+            if self.vocabulary and trajectory.token_ids.max(initial=0) >= self.vocabulary:
+                return f"token ids beyond the vocabulary of {self.vocabulary}"
+        return None
+
+    def _refuse(self, actor_id: str, group: Group, problem: str, held: Held | None) -> None:
+        log.error("%s: lease %s came back with %s", actor_id, group.lease_id, problem)
+        if held:
             self._attempt_failed(held)
-            return
-        self.roster.drop(held)
-        self._eval.done(held.unit, group.trajectories[0])
 
     def _on_failed(self, actor_id: str, message: wire.GroupFailed) -> None:
         held = self.roster.leases.get(message.lease_id)

@@ -39,6 +39,8 @@ log = logging.getLogger("rollway.gateway")
 #: Messages handled before time is looked at again, so that a flood cannot stop the clock.
 _BURST = 256
 _LINGER_MS = 1000
+#: Seconds between two log lines about rejected frames.
+_COMPLAIN_S = 5.0
 _HISTORY = 2000
 _FROM_ACTORS = (Hello, Heartbeat, GroupDone, GroupFailed, Goodbye)
 
@@ -75,6 +77,7 @@ class Gateway:
         self._interrupted = False
         self._dismiss = True
         self._rejected = 0
+        self._complain_at = 0.0
         self._sections: dict[str, Any] = {"run": {}, "evals": [], "servers": [], "latest": {}}
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
 
@@ -122,6 +125,11 @@ class Gateway:
     def set_version(self, version: int) -> None:
         with self._change():
             self._dispatcher.set_version(version)
+
+    def set_vocabulary(self, size: int) -> None:
+        """Refuse groups with token ids of ``size`` or more."""
+        with self._change():
+            self._dispatcher.vocabulary = size
 
     def set_servers(self, urls: list[str]) -> None:
         """Servers that have the current weights: the only ones that actors may sample from."""
@@ -288,6 +296,10 @@ class Gateway:
 
     def _reject(self, identity: bytes, error: ProtocolError) -> None:
         self._rejected += 1
-        level = logging.ERROR if isinstance(error, VersionError) else logging.WARNING
-        log.log(level, "frames of %r are rejected: %s", identity[:40], error)
+        # One line now and then: a flood of garbage must not become a flood of log.
+        now = time.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + _COMPLAIN_S
+            level = logging.ERROR if isinstance(error, VersionError) else logging.WARNING
+            log.log(level, "frames of %r are rejected (%d so far): %s", identity[:40], self._rejected, error)
         self._socket.send_multipart([identity, *encode(Reject(reason=str(error)))])

@@ -76,6 +76,11 @@ class PolicyEngine:
         self.lm = lm
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self.lm.config.get_text_config().vocab_size
+
+    @property
     def rank(self) -> int:
         return self.ranks.rank
 

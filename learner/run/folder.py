@@ -62,7 +62,13 @@ class RunFolder:
         ``run.resume`` says so, renamed to ``<dir>-<n>`` with ``move_aside``, and else
         refused. Raises ``RunFolderError``: another run, one in use, none to resume, other files.
         """
-        path = Path(config.run.dir)
+        try:
+            return cls._open(config, Path(config.run.dir), move_aside)
+        except OSError as error:
+            raise RunFolderError(f"run.dir: {config.run.dir} cannot be used: {error.strerror or error}") from None
+
+    @classmethod
+    def _open(cls, config: Config, path: Path, move_aside: bool) -> RunFolder:
         folder = cls(path, config.log.tensorboard)
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"run.dir: {path} is not a folder; give another one")

@@ -33,11 +33,13 @@ class Child:
     process: subprocess.Popen | None = None
     restarts: int = 0
     _died_at: float | None = None
+    _log_start: int = 0
 
     def start(self) -> None:
         """In a session of its own: the terminal's Ctrl-C reaches only the parent, which decides the order."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(
                 self.argv,
                 env={**os.environ, **self.env},
@@ -62,11 +64,13 @@ class Child:
         """Seconds since its end was noticed, 0 while it runs."""
         return time.monotonic() - self._died_at if self._died_at else 0.0
 
-    def last_words(self, lines: int = 3) -> str:
-        """The end of its log, for an error message."""
-        with contextlib.suppress(OSError):
-            text = self.log_path.read_text(errors="replace").strip().splitlines()
-            return " | ".join(line.strip() for line in text[-lines:])
+    def last_words(self) -> str:
+        """Why it ended, for an error message: its own error line, else the last line that it wrote since its start."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            return (errors or lines or [""])[-1]
         return ""
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,6 +27,11 @@ from learner.weights import weight_backend
 SERVED_MODEL = "policy"
 #: Tokens of one engine step on a CPU: enough for a burst of prompts, short enough not to stall decoding.
 CPU_BATCH_TOKENS = 4096
+#: Entries of config.json that make the shapes of a model's parameters.
+_SHAPE = (
+    "architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
 _POLL_S, _SAY_S, _REQUEST_S = 0.25, 5.0, 5.0
 
 
@@ -37,17 +43,38 @@ class ServerError(Exception):
 
 
 def check_model(config: Config) -> None:
-    """Raise ServerError where ``model.path`` cannot be served. A hub name is left to vLLM."""
+    """Raise ServerError where ``model.path`` or a baseline's model cannot be served. A hub name is left to vLLM."""
     if not entry_points(group="vllm.general_plugins", name="rollway_gloo"):
         raise ServerError(f"Rollway is not installed for {sys.executable}: run pip install --no-deps -e . (make does)")
-    path = Path(config.model.path)
-    if _is_hub_name(config.model.path):
-        return
-    if not (path / "config.json").is_file():
-        raise ServerError(f"model.path {path}: no such model folder (it needs a config.json)")
-    limit = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    own = _read_model("model.path", config.model.path)
+    limit = own.get("max_position_embeddings")
     if limit and config.model.max_tokens > limit:
-        raise ServerError(f"model.max_tokens {config.model.max_tokens} is beyond the {limit} positions of {path}")
+        raise ServerError(
+            f"model.max_tokens {config.model.max_tokens} is beyond the {limit} positions of {config.model.path}"
+        )
+    for number, baseline in enumerate(config.baselines):
+        other = _read_model(f"baselines.{number}.model", baseline.model)
+        differing = sorted(key for key in _SHAPE if own.get(key) != other.get(key))
+        if own and other and differing:
+            raise ServerError(
+                f"baselines.{number}.model {baseline.model} has another {', '.join(differing)} than model.path: "
+                "a baseline takes the policy's place in the servers, so it must be of the same architecture"
+            )
+
+
+def _read_model(field: str, model: str) -> dict[str, Any]:
+    """config.json of a model folder, checked; empty for a hub name."""
+    if _is_hub_name(model):
+        return {}
+    path = Path(model)
+    if not (path / "config.json").is_file():
+        raise ServerError(f"{field} {path}: no such model folder (it needs a config.json)")
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ServerError(f"{field} {path}: no tokenizer in this folder (it needs a tokenizer.json)")
+    try:
+        return json.loads((path / "config.json").read_text())
+    except ValueError as error:
+        raise ServerError(f"{field} {path}: config.json is not valid JSON ({error})") from None
 
 
 def _is_hub_name(path: str) -> bool:
