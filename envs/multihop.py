@@ -22,7 +22,7 @@ class MultiHopQA(SearchQA):
     def setup(
         cls,
         world_seed: int = 0,
-        top_k: int = 2,
+        top_k: int = 1,
         process_reward: float = 0.1,
         format_weight: float = 1.0,
         instructions: str = "",

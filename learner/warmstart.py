@@ -7,6 +7,7 @@ of the training split, so that facts are read, not remembered.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -15,10 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.progress import Progress, TaskID, TextColumn
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from configs.schema import Config
 from envs.world import Question, World, oracle
+from envs.world.drills import lookup_drill
 from envs.world.names import POOLS
 from envs.world.traces import Patience, episode, opening, rag_example, reading_drill, rewriting_drill
 from learner.tiny import build_tokenizer, save_tokenizer, tiny_config
@@ -42,35 +46,40 @@ class Example:
 def warmstart(
     out_dir: Path,
     kind: str = "agent",
-    steps: int = 3000,
+    steps: int = 3200,
+    start: Path | None = None,
     batch_tokens: int = 4096,
     muon_lr: float = 0.02,
     adam_lr: float = 5e-3,
     seed: int = 0,
     progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Trains a policy from scratch and writes it as a Hugging Face folder.
+    """Trains a policy and writes it as a Hugging Face folder.
 
     Args:
         out_dir: gets weights (float32 safetensors), configuration and tokenizer.
         kind: ``agent`` or ``rag``.
         steps: optimizer steps.
+        start: folder of a policy to go on from; random weights without it.
         batch_tokens: tokens of one step, padding included.
         muon_lr, adam_lr: peak rates of Muon (hidden matrices) and AdamW (all else).
-        seed: of the weights and the traces. One thread count and one seed give one result.
+        seed: of the weights and the traces.
         progress: called with (step, loss) after every step.
     """
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(vocabulary_texts())
-    model = Qwen2ForCausalLM(tiny_config(tokenizer))
+    model = Qwen2ForCausalLM.from_pretrained(start) if start else Qwen2ForCausalLM(tiny_config(tokenizer))
+    model.train()
     optimizers = make_optimizers(model, muon_lr, adam_lr)
+    # Compiling takes half a minute and then halves the time of a step.
+    forward = torch.compile(model.model, dynamic=True)
     batches = stream_batches(tokenizer, kind, batch_tokens, seed)
     for step in range(steps):
         rate = schedule(step, steps)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * rate
-        loss = supervised_loss(model, *next(batches))
+        loss = supervised_loss(forward, model.lm_head, *next(batches))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -83,17 +92,37 @@ def warmstart(
     save_tokenizer(tokenizer, Path(out_dir))
 
 
-def supervised_loss(model: Qwen2ForCausalLM, ids: Tensor, labels: Tensor) -> Tensor:
+#: Steps of the Naive-RAG policy, on top of the agent's own: it reads as well as the agent does.
+RAG_STEPS = 800
+
+
+def main(config: Config) -> int:
+    """``--role warmstart``: both built-in policies anew, in ``run.dir``/tiny-agent and ``run.dir``/tiny-rag."""
+    agent, rag = (Path(config.run.dir) / name for name in ("tiny-agent", "tiny-rag"))
+    for out, kind, steps, start in ((agent, "agent", 3200, None), (rag, "rag", RAG_STEPS, agent)):
+        with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as bar:
+            task = bar.add_task(f"{kind} → {out}", total=steps, loss=float("nan"))
+            show = partial(_show, bar, task)
+            warmstart(out, kind, steps, start, seed=config.run.seed, progress=show)
+    print(f"use them with model.path={agent}")
+    return 0
+
+
+def _show(bar: Progress, task: TaskID, step: int, loss: float) -> None:
+    bar.update(task, completed=step, loss=loss)
+
+
+def supervised_loss(forward: Callable, head: nn.Linear, ids: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy over labelled positions. ids, labels: [B, T], padded on the right.
 
     Right padding needs no attention mask under causal attention; logits are computed where a label is.
     """
-    hidden = model.model(ids).last_hidden_state
+    hidden = forward(ids).last_hidden_state
     wanted = labels != -100
-    return nn.functional.cross_entropy(model.lm_head(hidden[wanted]), labels[wanted])
+    return nn.functional.cross_entropy(head(hidden[wanted]), labels[wanted])
 
 
-def schedule(step: int, steps: int, warmup: int = 50, decay: float = 0.5) -> float:
+def schedule(step: int, steps: int, warmup: int = 50, decay: float = 0.6) -> float:
     """Share of the peak rate: linear warm-up, flat, linear decay to zero over the last ``decay`` of the run."""
     return min(1.0, (step + 1) / warmup, (steps - step) / (decay * steps))
 
@@ -129,10 +158,13 @@ def stream_batches(
     tokenizer: PreTrainedTokenizerFast, kind: str, batch_tokens: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (ids, labels), each [B, T]: a new world a lesson, neighbours in length batched together."""
-    for number, (traces, n) in enumerate(lessons(kind)):
+    for number, lesson in enumerate(lessons(kind)):
         rng = random.Random(f"{kind}/{seed}/{number}")
         world = World(FIRST_WORLD + number, "train")
-        examples = sorted((encode(*next_trace, tokenizer) for next_trace in traces(world, n, rng)), key=len)
+        examples = [
+            example for make, count in lesson for _ in range(count) for example in [make(world, rng, tokenizer)]
+        ]
+        examples.sort(key=len)
         batches: list[list[Example]] = [[]]
         for example in examples:
             if (len(batches[-1]) + 1) * len(example) > batch_tokens:
@@ -142,16 +174,24 @@ def stream_batches(
         yield from map(collate, batches)
 
 
-def lessons(kind: str) -> Iterator[tuple[Callable, int]]:
-    """The curriculum: (source of traces, number of them), the last lesson for ever.
+Maker = Callable[[World, random.Random, PreTrainedTokenizerFast], "Example"]
 
-    Short lessons first: copying a name across 20 tokens is learned in a minute, across 200 hardly at
-    all from scratch, and everything later builds on it.
+
+def lessons(kind: str) -> Iterator[list[tuple[Maker, int]]]:
+    """The curriculum: each lesson is (maker of examples, how many) pairs; the last one goes on for ever.
+
+    Short ones first: copying a name across 20 tokens is learned in a minute, across 200 hardly at all
+    from scratch, and everything later builds on it. Then look-ups, then whole episodes.
     """
-    yield openings, 12_000
-    yield partial(readings, top_k=1), 6_000
-    yield partial(readings, top_k=2), 3_000
-    yield from itertools.repeat(({"agent": agent_traces, "rag": rag_traces}[kind], 8_000))
+    if kind == "rag":
+        yield from itertools.repeat([(rag_trace, 3000)])
+    yield [(opening_trace, 6000), (partial(drill, passages=(1,)), 2000)]
+    yield [(opening_trace, 1500), (partial(drill, passages=(1, 2)), 5000)]
+    for _ in range(2):
+        yield [(opening_trace, 1000), (partial(drill, passages=(1, 1, 2)), 4000)]
+    for _ in range(4):
+        yield [(agent_trace, 2500), (partial(drill, passages=(1, 1, 2, 2, 3)), 1500)]
+    yield from itertools.repeat([(agent_trace, 4000), (partial(drill, passages=(1, 2, 2, 3)), 700)])
 
 
 def collate(batch: list[Example]) -> tuple[Tensor, Tensor]:
@@ -165,40 +205,38 @@ def collate(batch: list[Example]) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-Trace = tuple[list[dict], bool]
-
-
-def openings(world: World, n: int, rng: random.Random) -> Iterator[Trace]:
+def opening_trace(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
     """First turns only: a question or a program, the program in the thought, the first search."""
-    for _ in range(n):
-        yield (rewriting_drill(world, rng)[:2] if rng.random() < 0.3 else opening(draw(world, rng))), True
+    messages = rewriting_drill(world, rng)[:2] if rng.random() < 0.3 else opening(draw(world, rng))
+    return encode(messages, True, tokenizer)
 
 
-def readings(world: World, n: int, rng: random.Random, top_k: int) -> Iterator[Trace]:
-    """One relation of one entity, searched and read."""
-    for _ in range(n):
-        yield reading_drill(world, rng, top_k), True
-
-
-def agent_traces(world: World, n: int, rng: random.Random) -> Iterator[Trace]:
+def agent_trace(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
     """Drills, impatient episodes, and perfect paths whose decisions carry no loss."""
-    patience = Patience()
-    for _ in range(n):
-        kind = rng.random()
-        if kind < 0.12:
-            yield reading_drill(world, rng), True
-        elif kind < 0.24:
-            yield rewriting_drill(world, rng), False
-        elif kind < 0.60:
-            yield episode(draw(world, rng), world, patience, rng), True
-        else:
-            yield oracle(draw(world, rng), world), False
+    kind = rng.random()
+    if kind < 0.12:
+        return encode(reading_drill(world, rng), True, tokenizer)
+    if kind < 0.24:
+        return encode(rewriting_drill(world, rng), False, tokenizer)
+    if kind < 0.60:
+        return encode(episode(draw(world, rng), world, Patience(), rng), True, tokenizer)
+    return encode(oracle(draw(world, rng), world), False, tokenizer)
 
 
-def rag_traces(world: World, n: int, rng: random.Random) -> Iterator[Trace]:
-    """Questions of both sets with one retrieval each."""
-    for _ in range(n):
-        yield rag_example(draw(world, rng), world), True
+def rag_trace(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
+    """A question of either set with one retrieval."""
+    return encode(rag_example(draw(world, rng), world), True, tokenizer)
+
+
+def drill(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast, passages: tuple[int, ...]) -> Example:
+    """A look-up drill of about a dozen programs over one of the numbers of ``passages``."""
+    segments = lookup_drill(world, rng, rng.choice(passages), programs=12)
+    # Tokenised as a whole, as the policy will write it: a token may reach over the end of a segment.
+    encoding = tokenizer.backend_tokenizer.encode("".join(text for text, _ in segments), add_special_tokens=False)
+    ends = list(itertools.accumulate(len(text) for text, _ in segments))
+    taught = [segments[bisect.bisect_right(ends, start)][1] for start, _ in encoding.offsets]
+    labels = [token if teach else -100 for token, teach in zip(encoding.ids, taught)]
+    return Example(encoding.ids, labels[1:] + [-100])
 
 
 def draw(world: World, rng: random.Random) -> Question:

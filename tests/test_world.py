@@ -318,3 +318,24 @@ def test_rag_example_ends_with_the_gold_answer(train):
     user, assistant = rag_example(question, train)
     assert user["content"].endswith(question.question) and user["content"].count("\n- ") == 4
     assert ANSWER.findall(assistant["content"])[0].strip() == question.answers[0]
+
+
+@pytest.mark.parametrize("passages", [1, 2, 3])
+def test_lookup_drills_teach_what_the_passages_say_and_nothing_random(tokenizer, train, passages):
+    from envs.world.drills import lookup_drill
+    from learner.warmstart import drill
+
+    for seed in range(20):
+        (shown, taught), *segments = lookup_drill(train, random.Random(seed), passages, programs=12)
+        assert not taught and sum(not taught for _, taught in segments) == 12
+        assert shown.count("\n- ") == passages
+        for (before, _), (text, taught) in zip(segments, segments[1:]):
+            if taught and "(" not in text and "(" not in before:
+                assert text.removeprefix(";").split("'s ")[0].strip() in shown
+    rng = random.Random(1)
+    rng.choice((passages,))  # as the drill draws its number of passages
+    segments = lookup_drill(train, rng, passages, programs=12)
+    example = drill(train, random.Random(1), tokenizer, passages=(passages,))
+    assert example.ids == tokenizer.encode("".join(text for text, _ in segments), add_special_tokens=False)
+    spoken = tokenizer.decode([label for label in example.labels if label != -100])
+    assert re.sub(r"\W", "", spoken) == re.sub(r"\W", "", "".join(text for text, taught in segments if taught))

@@ -1,7 +1,7 @@
 """The built-in world: generated passages and multi-hop questions, for training and held-out.
 
-    world = load_world(seed=0, split="heldout")
-    world.passages, world.questions("hotpot"), world.index.search("Nora Marsh", 2)
+world = load_world(seed=0, split="heldout")
+world.passages, world.questions("hotpot"), world.index.search("Nora Marsh", 2)
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class World:
         if key not in self._found:
             self._found[key] = [passage for passage, _ in self.index.search(query, top_k)]
         return self._found[key]
+
+    def text_of(self, name: str) -> str:
+        """The passage about an entity."""
+        return self._texts[name]
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {passage.title: passage.text for passage in self.passages}
 
     def lookup(self, query: str, top_k: int) -> str:
         """What the search tool answers."""

@@ -179,9 +179,7 @@ class _Builder:
         """Random relations that can be followed ``hops`` times; None where the walk ends too soon."""
         kind, relations = self.entities[start].kind, []
         for hop in range(hops):
-            options = [
-                r for r, target in RELATIONS.get(kind, {}).items() if hop == hops - 1 or target != "year"
-            ]
+            options = [r for r, target in RELATIONS.get(kind, {}).items() if hop == hops - 1 or target != "year"]
             if not options:
                 return None
             relations.append(self.rng.choice(options))

@@ -53,7 +53,7 @@ def episode(
     world,
     patience: Callable[[Program, int], float] = PERFECT,
     rng: random.Random | None = None,
-    top_k: int = 2,
+    top_k: int = 1,
 ) -> list[Message]:
     """The chat messages of one scripted episode: user, then assistant and tool in turn.
 
@@ -78,7 +78,7 @@ def episode(
     return messages
 
 
-def oracle(question: Question, world, top_k: int = 2) -> list[Message]:
+def oracle(question: Question, world, top_k: int = 1) -> list[Message]:
     """A perfect episode: every search made, the gold answer given."""
     return episode(question, world, top_k=top_k)
 
@@ -89,7 +89,7 @@ def opening(question: Question) -> list[Message]:
     return [say("user", question.question), say("assistant", first)]
 
 
-def reading_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
+def reading_drill(world, rng: random.Random, top_k: int = 1) -> list[Message]:
     """One relation of one entity: a question, a search, an answer."""
     entity = world.entities[rng.choice(world.names)]
     relation = rng.choice(list(entity.attributes))
@@ -102,8 +102,7 @@ def reading_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
     ]
 
 
-
-def rewriting_drill(world, rng: random.Random, top_k: int = 2) -> list[Message]:
+def rewriting_drill(world, rng: random.Random, top_k: int = 1) -> list[Message]:
     """One step of rewriting: a program of two to four relations, a search, the program that is left.
 
     The first relation is the entity's own, the rest are drawn at random, whether or not they make
