@@ -107,7 +107,8 @@ class Sampler:
 
     async def __aenter__(self) -> Sampler:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            # Below the 5 s after which vLLM's server closes an idle connection, or it would do so under a request.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
         return self

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from configs.schema import Config
 from learner.algorithm.advantages import compute_advantages
@@ -56,7 +57,7 @@ class Trainer:
         """Everything from the first push to the export; ends early, but in good order, after ``request_stop``."""
         try:
             if self._restore():
-                self._push_now()
+                self._push_now(self.engine.snapshot())
             else:
                 self._first_scores()
             self._train()
@@ -72,8 +73,8 @@ class Trainer:
 
     def _first_scores(self) -> None:
         """The baselines, whose weights the servers hold for that long, then the policy before training."""
-        self.summary.baselines = score_baselines(self.config, self.pusher, self.evaluator)
-        self._push_now()
+        self.summary.baselines = score_baselines(self.config, self._push_now, self.evaluator)
+        self._push_now(self.engine.snapshot())
         self._evaluate(self.config.eval.final_size)
 
     def _train(self) -> None:
@@ -142,11 +143,13 @@ class Trainer:
         self._push = self._push_thread.submit(self.pusher.push, tensors, self.version)
         return report
 
-    def _push_now(self) -> None:
+    def _push_now(self, tensors: list[tuple[str, Tensor]]) -> list[str]:
+        """Push and wait; returns the servers that have these weights now."""
         with self._phase("push"):
-            report = self.pusher.push(self.engine.snapshot(), self.version)
+            report = self.pusher.push(tensors, self.version)
         self._note_push(report)
         self.gateway.set_version(self.version)
+        return self.pusher.current_servers()
 
     def _finish_push(self) -> PushReport | None:
         if self._push is None:
