@@ -178,7 +178,7 @@ async def test_status_shows_everything_and_history_from_a_step_on(port, gateway)
 async def test_stop_tells_actors_why(port, gateway):
     async with linked(port) as (link, _):
         await asyncio.to_thread(gateway.stop, "the run is over")
-        assert await asyncio.wait_for(link.next_event(), 5) == Shutdown(reason="the run is over")
+        assert await asyncio.wait_for(link.next_event(), 20) == Shutdown(reason="the run is over")
 
 
 # ── strangers ────────────────────────────────────────────────────────────────

@@ -249,11 +249,11 @@ async def test_threads_are_reused_and_the_wait_for_a_place_is_not_timed():
     threads = BlockingCalls(size=2)
 
     def slow():
-        time.sleep(0.05)
+        time.sleep(0.2)
         return threading.get_ident()
 
-    # Ten calls through two places take 0.25 s: none may count its wait as its own time.
-    idents = await asyncio.gather(*(threads.run(slow, 0.15) for _ in range(10)))
+    # Ten calls through two places take 1 s: none may count its wait as its own time.
+    idents = await asyncio.gather(*(threads.run(slow, 0.8) for _ in range(10)))
     assert len(set(idents)) <= 2
 
 
