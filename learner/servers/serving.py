@@ -58,7 +58,8 @@ def check_model(config: Config) -> None:
         if own and other and differing:
             raise ServerError(
                 f"baselines.{number}.model {baseline.model} has another {', '.join(differing)} than model.path: "
-                "a baseline takes the policy's place in the servers, so it must be of the same architecture"
+                "a baseline takes the policy's place in the servers, so it must be of the same architecture; "
+                "baselines=[] leaves it out"
             )
 
 
@@ -267,7 +268,7 @@ def server_metrics(url: str) -> dict[str, float]:
 def main(config: Config) -> int:
     """``--role server``: become the first server of the configuration, in the foreground."""
     try:
-        check_model(config)
+        check_model(config.model_copy(update={"baselines": []}))  # those are the learner's business
         check_port(config.server.host, config.server.port)
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
