@@ -18,18 +18,26 @@ from pathlib import Path
 import torch
 from rich.progress import Progress, TaskID, TextColumn
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from configs.schema import Config
 from envs.world import Question, World, oracle
 from envs.world.drills import lookup_drill
 from envs.world.names import POOLS
-from envs.world.traces import Patience, episode, opening, rag_example, reading_drill, rewriting_drill
+from envs.world.traces import Patience, episode, opening, rag_example, reading_drill, rewriting_drill, wording_drill
 from learner.tiny import build_tokenizer, save_tokenizer, tiny_config
+from tools.search_index import format_passages
 
 TRAIN_SETS = ("hotpot", "wiki2")
 #: Seeds of the worlds that traces are drawn from; reinforcement learning uses others.
 FIRST_WORLD = 1000
+#: About an hour on two cores.
+AGENT_STEPS = 14_000
+#: Of the Naive-RAG policy, on top of the agent's own: it reads as well as the agent does.
+RAG_STEPS = 3_000
+#: Steps between two writes of the policy, so that an interrupted run leaves one.
+SAVE_EVERY = 1_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Example:
 def warmstart(
     out_dir: Path,
     kind: str = "agent",
-    steps: int = 3200,
+    steps: int = AGENT_STEPS,
     start: Path | None = None,
     batch_tokens: int = 4096,
     muon_lr: float = 0.02,
@@ -69,37 +77,36 @@ def warmstart(
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(vocabulary_texts())
     model = Qwen2ForCausalLM.from_pretrained(start) if start else Qwen2ForCausalLM(tiny_config(tokenizer))
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.generation_config.pad_token_id = model.config.pad_token_id
     model.train()
     optimizers = make_optimizers(model, muon_lr, adam_lr)
     # Compiling takes half a minute and then halves the time of a step.
     forward = torch.compile(model.model, dynamic=True)
-    batches = stream_batches(tokenizer, kind, batch_tokens, seed)
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=torch.cpu.get_capabilities().get("amx_tile", False))
+    batches = iter(DataLoader(Traces(tokenizer, kind, batch_tokens, seed), batch_size=None, num_workers=1))
     for step in range(steps):
         rate = schedule(step, steps)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * rate
-        loss = supervised_loss(forward, model.lm_head, *next(batches))
+        with mixed:
+            loss = supervised_loss(forward, model.lm_head, *next(batches))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         progress(step + 1, loss.item())
-    model.generation_config.eos_token_id = model.config.eos_token_id
-    model.generation_config.pad_token_id = model.config.pad_token_id
-    model.save_pretrained(out_dir)
-    save_tokenizer(tokenizer, Path(out_dir))
-
-
-#: Steps of the Naive-RAG policy, on top of the agent's own: it reads as well as the agent does.
-RAG_STEPS = 800
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            model.save_pretrained(out_dir)
+            save_tokenizer(tokenizer, Path(out_dir))
 
 
 def main(config: Config) -> int:
     """``--role warmstart``: both built-in policies anew, in ``run.dir``/tiny-agent and ``run.dir``/tiny-rag."""
     agent, rag = (Path(config.run.dir) / name for name in ("tiny-agent", "tiny-rag"))
-    for out, kind, steps, start in ((agent, "agent", 3200, None), (rag, "rag", RAG_STEPS, agent)):
+    for out, kind, steps, start in ((agent, "agent", AGENT_STEPS, None), (rag, "rag", RAG_STEPS, agent)):
         with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as bar:
             task = bar.add_task(f"{kind} → {out}", total=steps, loss=float("nan"))
             show = partial(_show, bar, task)
@@ -148,6 +155,7 @@ def vocabulary_texts() -> Iterator[str]:
     yield "system"
     world = World(0, "train")
     yield from (passage.text for passage in world.passages)
+    yield format_passages(world.passages[:3])
     for dataset in TRAIN_SETS:
         for question in world.questions(dataset)[:1000]:
             for message in oracle(question, world):
@@ -174,6 +182,16 @@ def stream_batches(
         yield from map(collate, batches)
 
 
+class Traces(IterableDataset):
+    """``stream_batches`` as a data set, so that a worker process makes the next batches meanwhile."""
+
+    def __init__(self, *args):
+        self.args = args
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return stream_batches(*self.args)
+
+
 Maker = Callable[[World, random.Random, PreTrainedTokenizerFast], "Example"]
 
 
@@ -187,11 +205,9 @@ def lessons(kind: str) -> Iterator[list[tuple[Maker, int]]]:
         yield from itertools.repeat([(rag_trace, 3000)])
     yield [(opening_trace, 6000), (partial(drill, passages=(1,)), 2000)]
     yield [(opening_trace, 1500), (partial(drill, passages=(1, 2)), 5000)]
-    for _ in range(2):
-        yield [(opening_trace, 1000), (partial(drill, passages=(1, 1, 2)), 4000)]
-    for _ in range(4):
-        yield [(agent_trace, 2500), (partial(drill, passages=(1, 1, 2, 2, 3)), 1500)]
-    yield from itertools.repeat([(agent_trace, 4000), (partial(drill, passages=(1, 2, 2, 3)), 700)])
+    for _ in range(3):
+        yield [(opening_trace, 1000), (partial(drill, passages=(1, 2, 2)), 5000)]
+    yield from itertools.repeat([(agent_trace, 3500), (partial(drill, passages=(1, 2, 2, 3)), 1500)])
 
 
 def collate(batch: list[Example]) -> tuple[Tensor, Tensor]:
@@ -207,18 +223,24 @@ def collate(batch: list[Example]) -> tuple[Tensor, Tensor]:
 
 def opening_trace(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
     """First turns only: a question or a program, the program in the thought, the first search."""
-    messages = rewriting_drill(world, rng)[:2] if rng.random() < 0.3 else opening(draw(world, rng))
-    return encode(messages, True, tokenizer)
+    kind = rng.random()
+    if kind < 0.25:
+        return encode(rewriting_drill(world, rng)[:2], True, tokenizer)
+    if kind < 0.55:
+        return encode(wording_drill(world, rng), True, tokenizer)
+    return encode(opening(draw(world, rng)), True, tokenizer)
 
 
 def agent_trace(world: World, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
     """Drills, impatient episodes, and perfect paths whose decisions carry no loss."""
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.08:
         return encode(reading_drill(world, rng), True, tokenizer)
-    if kind < 0.24:
+    if kind < 0.20:
         return encode(rewriting_drill(world, rng), False, tokenizer)
-    if kind < 0.60:
+    if kind < 0.32:
+        return encode(wording_drill(world, rng), True, tokenizer)
+    if kind < 0.64:
         return encode(episode(draw(world, rng), world, Patience(), rng), True, tokenizer)
     return encode(oracle(draw(world, rng), world), False, tokenizer)
 

@@ -193,9 +193,9 @@ def test_a_comparison_collects_years_and_goes_on_from_the_winner():
     a, b = old.attributes["year"], new.attributes["year"]
     program = Program((Chain(new.name), Chain(old.name)), "earlier", ("director", "spouse"))
     (first,) = advance(program, entities)
-    assert str(first) == f"earlier ( {b} {new.name} and {old.name})'s director's spouse"
+    assert str(first) == f"earlier ( {b} {new.name} or {old.name})'s director's spouse"
     assert [str(s) for s in advance(first, entities)] == [
-        f"earlier ( {b} {new.name} and {a} {old.name})'s director's spouse",
+        f"earlier ( {b} {new.name} or {a} {old.name})'s director's spouse",
         f"{a} {old.name}'s director's spouse",
         f"{old.attributes['director']}'s spouse",
     ]

@@ -64,13 +64,13 @@ def _draw_program(world, rng: random.Random, shown: list[Entity]) -> Program:
     """A comparison of two shown entities, one of the people behind a shown work, or a chain from a shown entity."""
     order, draw = rng.choice((EARLIER, LATER)), rng.random()
     alike = [(a, b) for a in shown for b in shown if a is not b and a.kind == b.kind and a.kind in TIME]
-    if alike and draw < 0.5:
+    if alike and draw < 0.6:
         a, b = rng.choice(alike)
         known = a.attributes[TIME[a.kind]] if rng.random() < 0.4 else None
         tail = [rng.choice(list(RELATIONS[a.kind])), rng.choice(list(ASK))][: rng.randint(0, 2)]
         return Program((Chain(a.name, year=known), Chain(b.name)), order, tuple(tail))
     makers = [(e, r) for e in shown for r, kind in RELATIONS[e.kind].items() if kind == "person" and e.kind != "person"]
-    if makers and draw < 0.65:
+    if makers and draw < 0.75:
         maker, relation = rng.choice(makers)
         other = world.entities[rng.choice(world.names)]
         sides = [Chain(maker.name, (relation,)), Chain(other.name, (relation,))]

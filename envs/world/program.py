@@ -4,7 +4,7 @@ A *program* is the question in the notation of the agent's thoughts. It names an
 relations to follow, or compares two such chains in time and goes on from the winner:
 
     Amber Falcon's director's birthplace
-    earlier ( Amber Falcon's director and Blue Heron's author)'s spouse
+    earlier ( Amber Falcon's director or Blue Heron's author)'s spouse
 
 Each search resolves the first open part: the entity and its first relation give way to the value,
 and everything behind is copied. The rule is local: it does not depend on how much is left.
@@ -44,8 +44,9 @@ class Program:
         if self.order is None:
             return str(self.sides[0])
         tail = "".join(f"'s {r}" for r in self.tail)
-        # The space inside the bracket keeps one before every name (see learner/tiny.py).
-        return f"{self.order} ( {self.sides[0]} and {self.sides[1]}){tail}"
+        # The space inside the bracket keeps one before every name (see learner/tiny.py). No passage
+        # says "or": what follows it can be found again by that word alone.
+        return f"{self.order} ( {self.sides[0]} or {self.sides[1]}){tail}"
 
     @property
     def pending(self) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from envs.world.generator import RELATIONS
 from envs.world.messages import Message, answer, call, rag_prompt, say, think
 from envs.world.program import Program, advance, chain
-from envs.world.questions import ASK, Question, ask
+from envs.world.questions import ASK, Question, ask, phrase
 from tools.search_index import format_passages
 
 #: Relations for which the impatient agent mostly makes its second search.
@@ -31,9 +31,9 @@ class Patience:
     """
 
     kept: float = 0.8
-    chain: float = 0.3
+    chain: float = 0.35
     compare: float = 0.4
-    later: float = 0.35
+    later: float = 0.4
 
     def __call__(self, program: Program, searches: int) -> float:
         if searches == 0:
@@ -100,6 +100,17 @@ def reading_drill(world, rng: random.Random, top_k: int = 1) -> list[Message]:
         say("tool", world.lookup(entity.name, top_k)),
         say("assistant", think(advance(program, world.entities)) + answer(entity.attributes[relation])),
     ]
+
+
+def wording_drill(world, rng: random.Random) -> list[Message]:
+    """A phrase of two to five relations, asked as a question is: the program in the thought, the first search.
+
+    As in ``rewriting_drill`` the relations behind the first are drawn at random, and nothing is answered.
+    """
+    entity = world.entities[rng.choice(world.names)]
+    relations = (rng.choice(list(entity.attributes)), *rng.choices(list(ASK), k=rng.randint(1, 4)))
+    text = ask(phrase(entity.name, relations[:-1]), relations[-1], rng)
+    return [say("user", text), say("assistant", think([chain(entity.name, *relations)]) + call(entity.name))]
 
 
 def rewriting_drill(world, rng: random.Random, top_k: int = 1) -> list[Message]:
