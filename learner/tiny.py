@@ -21,10 +21,11 @@ TAGS = (
     "<tool_response>", "</tool_response>", "<answer>", "</answer>",
 )  # fmt: skip
 
-#: Pieces of text that become one token: the scaffold of a Hermes call, possessives, line ends, words
-#: and numbers with their space, other marks.
+#: Pieces of text that become one token: the scaffold of a Hermes call, possessives with the relation that
+#: follows (so that a phrase can be copied by looking one token back), line ends, words and numbers with
+#: their space, other marks.
 PIECE = re.compile(
-    r"""\n\{"name": "|", "arguments": \{"|": "|"\}\}\n|'s|\.\n-|\n-| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d']+|'|\s"""
+    r"""\n\{"name": "|", "arguments": \{"|": "|"\}\}\n|'s [a-z]+|'s|\.\n-|\n-| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d']+|'|\s"""
 )
 
 #: ChatML with tool messages as Qwen2.5 writes them: neighbours share one user turn.

@@ -13,7 +13,7 @@ from envs.world import DATASETS, World, load_world, oracle
 from envs.world.generator import TIME, generate_entities
 from envs.world.names import POOLS, split_of
 from envs.world.program import Chain, Program, advance, chain
-from envs.world.traces import Patience, episode, rag_example, reading_drill, rewriting_drill
+from envs.world.traces import Patience, episode, rag_example, reading_drill, rewriting_drill, wording_drill
 from tools.search_index import Passage, SearchIndex, format_passages, terms
 
 TRAIN_SETS = ("hotpot", "wiki2")
@@ -102,7 +102,7 @@ def test_no_heldout_entity_is_named_in_training(train, heldout):
         texts = [f"{p.title} {p.text}" for p in world.passages]
         texts += [q.question for d in TRAIN_SETS for q in world.questions(d)]
         texts += [m["content"] for d in TRAIN_SETS for q in world.questions(d)[:100] for m in oracle(q, world)]
-        for drill in (reading_drill, rewriting_drill):
+        for drill in (reading_drill, rewriting_drill, wording_drill):
             texts += [m["content"] for _ in range(100) for m in drill(world, rng)]
         pairs = {pair for text in texts for pair in NAME.findall(text)}
         assert set(world.names) <= pairs

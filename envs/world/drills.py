@@ -10,7 +10,7 @@ import random
 
 from envs.world.generator import RELATIONS, TIME, Entity
 from envs.world.program import EARLIER, LATER, Chain, Program, advance, chain
-from envs.world.questions import ASK
+from envs.world.questions import ASK, phrase
 from tools.search_index import Passage, format_passages
 
 #: (text, whether its tokens carry loss) in the order of the text.
@@ -35,6 +35,22 @@ def lookup_drill(world, rng: random.Random, passages: int, programs: int) -> Seg
         states = _resolve(_draw_program(world, rng, shown), {e.name for e in shown}, world.entities)
         segments.append((f"{';' if number else ''} {states[0]}", False))
         segments += [(f"; {state}", True) for state in states[1:]]
+    return segments
+
+
+def repeating_drill(world, rng: random.Random, phrases: int, times: int) -> Segments:
+    """Phrases of a name and up to four relations, then all of them again, ``times`` times, each in a new order.
+
+    Which phrase comes next cannot be known, so its first word carries no loss. All that follows it can
+    only be found where that word stood before: this drill makes the circuit that every copy needs
+    (induction heads; Olsson et al. 2022), which episodes alone form slowly and badly.
+    """
+    drawn = [phrase(name, rng.sample(list(ASK), rng.choice((0, 0, 1, 2, 3, 4)))) for name in rng.sample(world.names, phrases)]
+    segments: Segments = [("<|im_start|>assistant\n<think>", False)]
+    for turn in range(1 + times):
+        for text in rng.sample(drawn, phrases):
+            first, rest = text.split(" ", 1)
+            segments += [(f" {first}", False), (f" {rest};", turn > 0)]
     return segments
 
 

@@ -10,7 +10,7 @@ the question nor a title does (a plain comparison names its two candidates, by n
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from envs.world.generator import RELATIONS, TIME, Entity
@@ -75,7 +75,7 @@ WINNER: dict[str, tuple[str, str]] = {
 }
 
 
-def phrase(entity: str, relations: tuple[str, ...]) -> str:
+def phrase(entity: str, relations: Iterable[str]) -> str:
     """``Amber Falcon's director's spouse``."""
     return entity + "".join(f"'s {r}" for r in relations)
 
