@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -88,18 +89,23 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+        where = ".".join(_path(item["loc"]))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown option{_suggest(item['loc'])}")
+            lines.append(f"{where}: unknown option{_suggest(where, item['loc'])}")
+        elif item["type"] == "union_tag_invalid":
+            got = item["input"].get("type") if isinstance(item["input"], dict) else item["input"]
+            lines.append(f"{where}.type: must be one of {item['ctx']['expected_tags']} (got {got!r})")
         elif not where:
             lines.append(message)
+        elif isinstance(item["input"], dict | BaseModel):
+            lines.append(f"{where}: {message}")
         else:
             lines.append(f"{where}: {message} (got {item['input']!r})")
     return "; ".join(lines)
 
 
-def _suggest(location: tuple[int | str, ...]) -> str:
+def _suggest(where: str, location: tuple[int | str, ...]) -> str:
     """Names of options are compared by their last part first: people misplace a field more often than they misspell it."""
     leaves: dict[str, list[str]] = {}
     for name in _field_names(Config):
@@ -109,13 +115,44 @@ def _suggest(location: tuple[int | str, ...]) -> str:
         return "; `python run.py --dry-run` prints all of them"
     section = str(location[0])
     candidates = leaves[close[0]]
+    if where in candidates:
+        return f" with this {where.rpartition('.')[0]}.type; it belongs to another one"
     return f"; did you mean {next((c for c in candidates if c.startswith(section)), candidates[0])}?"
+
+
+def _path(location: tuple[int | str, ...]) -> list[str]:
+    """The names that a person wrote: pydantic's location without the members of unions that were chosen by ``type``."""
+    models, path = [Config], []
+    for part in location:
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        if (
+            not fields
+            and path
+            and any(model.model_fields["type"].default == part for model in models if _tagged(model))
+        ):
+            continue
+        path.append(str(part))
+        models = [model for field in fields for model in _members(field.annotation)]
+    return path
 
 
 def _field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     names = []
     for name, field in model.model_fields.items():
         names.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += _field_names(field.annotation, f"{prefix}{name}.")
+        for member in _members(field.annotation):
+            names += _field_names(member, f"{prefix}{name}.")
     return names
+
+
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field may hold: itself, or those of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return [model for argument in get_args(annotation) for model in _members(argument)]
+    return []
+
+
+def _tagged(model: type[BaseModel]) -> bool:
+    return "type" in model.model_fields

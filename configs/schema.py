@@ -8,16 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+from configs.algorithm import AlgorithmConfig
+from configs.critic import CriticAdvantage, CriticConfig, critic_mistake
+from configs.optimizer import OptimizerConfig
+from configs.section import Positive, Seconds, Section
 
 
 class RunConfig(Section):
@@ -83,33 +79,25 @@ class ActorConfig(Section):
 class ServerConfig(Section):
     count: Positive = 1
     """vLLM servers that ``--role local`` starts (none where ``urls`` is set)."""
-    urls: list[str] = []
+    urls: list[str] = Field(default_factory=list)
     """Servers already running, e.g. http://10.0.0.5:8100; started with ``--role server``."""
     host: str = "127.0.0.1"
+    insecure: bool = False
+    """Let servers listen where other machines reach them: whoever does can replace the weights and run code there."""
     port: int = Field(default=8100, ge=1, le=65535)
     """Port of the first server; the next ones follow."""
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """KV cache on a CPU server, GiB."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     tensor_parallel: Positive = 1
-    devices: list[list[int]] = []
+    devices: list[list[int]] = Field(default_factory=list)
     """GPU ids of each server; empty on CPUs."""
     cpu_threads: str = "auto"
     """Cores of a CPU server's compute threads (VLLM_CPU_OMP_THREADS_BIND)."""
     max_num_seqs: Positive = 256
     start_timeout_s: Seconds = 600.0
-    extra_args: list[str] = []
+    extra_args: list[str] = Field(default_factory=list)
     """Further arguments for vLLM's server."""
-
-
-class OptimizerConfig(Section):
-    lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
-    betas: tuple[Beta, Beta] = (0.9, 0.99)
-    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up."""
-    grad_clip: float = Field(default=1.0, gt=0)
 
 
 class LearnerConfig(Section):
@@ -123,46 +111,12 @@ class LearnerConfig(Section):
     """Tokens of one packed micro-batch on one rank."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     optimizer: OptimizerConfig = OptimizerConfig()
-    devices: list[int] = []
+    devices: list[int] = Field(default_factory=list)
     """GPU ids of the learner's ranks; empty on CPUs."""
     ranks: Positive = 1
     """Processes that ``--role local`` starts for the learner, by the DeepSpeed launcher."""
     cpu_threads: int = Field(default=0, ge=0)
     """Compute threads of a CPU learner; 0 leaves torch's default."""
-
-
-class GrpoAdvantage(Section):
-    """A = (r − mean) / (std + eps) over the group (Shao et al. 2024, eq. 3)."""
-
-    type: Literal["grpo"] = "grpo"
-    eps: float = Field(default=0.1, ge=0)
-    """Added to the standard deviation; large values temper groups with little spread."""
-
-
-class PpoClipLoss(Section):
-    """Clipped surrogate with asymmetric bounds on π_θ/π_prox (Schulman 2017, eq. 7; DAPO)."""
-
-    type: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
-
-
-class CorrectionConfig(Section):
-    """Off-policy correction by truncated importance sampling min(π_prox/μ, cap)."""
-
-    type: Literal["tis", "none"] = "tis"
-    """``none`` switches the correction off; the ratios stay in the metrics."""
-    cap: float = Field(default=2.0, gt=0)
-    proximal: Literal["recompute", "behaviour"] = "recompute"
-    """π_prox from the learner's weights at the start of the update, or taken equal to μ (bypass)."""
-
-
-class AlgorithmConfig(Section):
-    advantage: GrpoAdvantage = GrpoAdvantage()
-    loss: PpoClipLoss = PpoClipLoss()
-    correction: CorrectionConfig = CorrectionConfig()
-    process_reward_weight: float = Field(default=1.0, ge=0)
-    """Weight of process rewards against the outcome."""
 
 
 class WeightsConfig(Section):
@@ -178,7 +132,19 @@ class WeightsConfig(Section):
 
 class GatewayConfig(Section):
     host: str = "127.0.0.1"
+    """Address that the learner binds to and that actors and dashboards connect to."""
     port: int = Field(default=5600, ge=1, le=65535)
+    keys: Path | None = None
+    """Folder of CURVE keys made by ``--role keygen``; needed where other machines can reach ``host``."""
+    key: str = "actor"
+    """Name of this host's actor key in ``keys``; with ``--role keygen``, of the one to make."""
+    insecure: bool = False
+    """Bind to an address that other machines can reach without keys: whoever reaches it steers the run."""
+    max_peers: Positive = 256
+    """Actors and dashboards connected at a time."""
+    buffer_mb: Positive | None = None
+    """Memory for what all connections have under way; beyond it the greediest is cut. Left out: 64, or what
+    two of the largest groups need."""
     lease_timeout_s: Seconds = 600.0
     """A lease not delivered after this long is void, whatever its holder says."""
     batch_timeout_s: Seconds = 1800.0
@@ -211,8 +177,17 @@ class BaselineConfig(Section):
 
 class LogConfig(Section):
     trajectories: int = Field(default=4, ge=0)
-    """Readable trajectories kept of each step."""
+    """Readable trajectories kept of each step, and with any a group with its tokens in episodes.jsonl; 0 for none."""
     tensorboard: bool = True
+
+
+class MetricsConfig(Section):
+    """Figures for Prometheus, served without a password: only on addresses that strangers cannot reach."""
+
+    port: int = Field(default=0, ge=0, le=65534)
+    """The learner's endpoint; each actor takes the first free port after it. 0 for none."""
+    host: str = "127.0.0.1"
+    """Address that the endpoints bind to."""
 
 
 class Config(Section):
@@ -224,17 +199,22 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     learner: LearnerConfig = LearnerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig | None = None
+    """Only with ``algorithm.advantage.type`` gae or vtrace, which cannot do without; left out, its defaults."""
     staleness: int = Field(default=2, ge=0)
     """η: no token older than this many versions is trained on. 0 is lock-step."""
     weights: WeightsConfig = WeightsConfig()
     gateway: GatewayConfig = GatewayConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
-    baselines: list[BaselineConfig] = []
+    baselines: list[BaselineConfig] = Field(default_factory=list)
     log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
+        if self.gateway.insecure and self.gateway.keys:
+            raise ValueError("gateway.insecure and gateway.keys exclude each other: choose one")
         if self.learner.groups % self.learner.mini_batches:
             raise ValueError(
                 f"learner.mini_batches ({self.learner.mini_batches}) must divide learner.groups ({self.learner.groups})"
@@ -254,6 +234,23 @@ class Config(Section):
             raise ValueError(
                 f"gateway.port ({self.gateway.port}) is one of the servers' ports ({self.server.port} to {last}); change one of them"
             )
+        if self.metrics.port in (self.gateway.port, *([] if self.server.urls else range(self.server.port, last + 1))):
+            raise ValueError(
+                f"metrics.port ({self.metrics.port}) is the gateway's or a server's port; change one of them"
+            )
         if self.weights.backend == "nccl" and not self.learner.devices:
             raise ValueError("weights.backend nccl needs GPUs: set learner.devices, or use gloo")
+        if self.algorithm.overlong.buffer_tokens >= self.model.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong.buffer_tokens ({self.algorithm.overlong.buffer_tokens}) must be below "
+                f"model.max_tokens ({self.model.max_tokens}): it is the last part of it"
+            )
+        if self.algorithm.dynamic_sampling.rounds and self.staleness == 0:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs staleness of at least 1: lock-step issues one batch a version and no more"
+            )
+        if mistake := critic_mistake(self.critic, self.algorithm.advantage, self.algorithm.correction, self.run.steps):
+            raise ValueError(mistake)
+        if isinstance(self.algorithm.advantage, CriticAdvantage) and self.critic is None:
+            self.critic = CriticConfig()
         return self

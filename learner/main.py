@@ -9,11 +9,13 @@ import sys
 import time
 
 from configs.schema import Config
+from learner.algorithm.custom import load_estimator
 from learner.evaluate import train_tasks, welcome_config
 from learner.gateway.ledger import Ledger, LedgerError
 from learner.gateway.router import Gateway, StartError, WaitTimeout
 from learner.run.folder import RunFolder, RunFolderError
 from learner.run.logs import setup_logging
+from learner.run.prometheus import serve_metrics
 from learner.servers.monitor import ServerMonitor
 from learner.servers.serving import ServerError, server_urls, wait_healthy
 
@@ -26,9 +28,11 @@ FATAL = 3
 def main(config: Config) -> int:
     setup_logging()
     if int(os.environ.get("RANK", 0)) > 0:
+        from learner.policy.critic import Critic
         from learner.policy.engine import PolicyEngine
 
-        PolicyEngine(config).follow()
+        engine = PolicyEngine(config)
+        engine.follow(critic=Critic.beside(engine))
         return 0
     try:
         folder = RunFolder.open(config)
@@ -42,20 +46,25 @@ def main(config: Config) -> int:
 
 
 def _lead(config: Config, folder: RunFolder) -> int:
+    if config.algorithm.advantage.type == "custom":
+        load_estimator(config.algorithm.advantage.path)  # a wrong path shows here, not after the first batch
     # The gateway is up before torch is imported: actors and dashboards can connect meanwhile.
     ledger = Ledger(folder.path / "ledger.sqlite", train_tasks(config), config.run.seed)
     gateway = Gateway(config, ledger, folder.path.name, welcome_config(config))
     gateway.pause_training(True)
     gateway.start()
-    monitor = pusher = None
+    monitor = pusher = metrics = None
     over = False
     try:
+        metrics = serve_metrics(config.metrics, gateway.snapshot)
         gateway.publish("run", _headline(config, folder))
+        from learner.policy.critic import Critic
         from learner.policy.engine import PolicyEngine
         from learner.trainer import Trainer
         from learner.weights.push import WeightPusher
 
         engine = PolicyEngine(config)
+        critic = Critic.beside(engine)
         gateway.set_vocabulary(engine.vocabulary)
         urls = server_urls(config)
         for url in urls:
@@ -66,7 +75,7 @@ def _lead(config: Config, folder: RunFolder) -> int:
         pusher = WeightPusher(config, urls)
         monitor = ServerMonitor(gateway, pusher, urls)
         monitor.start()
-        trainer = Trainer(config, engine, gateway, pusher, folder)
+        trainer = Trainer(config, engine, critic, gateway, pusher, folder)
         _stop_on_signals(trainer)
         trainer.run()
         folder.write_summary(trainer.summary.as_dict(gateway.audit()))
@@ -75,6 +84,8 @@ def _lead(config: Config, folder: RunFolder) -> int:
         over = True
         return 0
     finally:
+        if metrics:
+            metrics.close()
         if monitor:
             monitor.stop()
         if pusher:

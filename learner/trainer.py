@@ -10,37 +10,53 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from configs.schema import Config
-from learner.algorithm.advantages import compute_advantages
 from learner.baselines import score_baselines
 from learner.evaluate import Evaluator
 from learner.gateway.router import Gateway, Interrupted
 from learner.policy.checkpoint import load_checkpoint, save_checkpoint
+from learner.policy.critic import Critic
 from learner.policy.engine import PolicyEngine
+from learner.resampling import take_groups
+from learner.run.episodes import episode_record, group_records
 from learner.run.folder import RunFolder
 from learner.run.summary import Summary
 from learner.run.telemetry import batch_record
 from learner.run.transcript import Transcriber
+from learner.update import update
 from learner.weights.push import PushReport, WeightPusher
-from protocol.trajectory import Trajectory
+from protocol.trajectory import Group, Trajectory
 
 log = logging.getLogger("rollway.learner")
 
 #: Episodes of an evaluation that the learner scores again.
 EXACTNESS_EPISODES = 32
 
+#: Episodes of an evaluation that are kept with their tokens, spread over the data sets.
+EVAL_EPISODES_KEPT = 24
+
 
 class Trainer:
     """Owns the order of events; each part owns its own state."""
 
-    def __init__(self, config: Config, engine: PolicyEngine, gateway: Gateway, pusher: WeightPusher, folder: RunFolder):
+    def __init__(
+        self,
+        config: Config,
+        engine: PolicyEngine,
+        critic: Critic | None,
+        gateway: Gateway,
+        pusher: WeightPusher,
+        folder: RunFolder,
+    ):
         self.config = config
         self.engine = engine
+        self.critic = critic
         self.gateway = gateway
         self.pusher = pusher
         self.folder = folder
@@ -103,11 +119,13 @@ class Trainer:
         config, began = self.config, time.monotonic()
         seconds: dict[str, float] = {}
         with self._phase("wait", seconds):
-            groups = self.gateway.take_batch(config.learner.groups, config.gateway.batch_timeout_s)
-        record = batch_record(groups, self.version)
+            groups, in_vain = take_groups(
+                config, partial(self.gateway.take_batch, timeout_s=config.gateway.batch_timeout_s)
+            )
+        record = batch_record(groups + in_vain, self.version) | {"groups_in_vain": len(in_vain)}
         with self._phase("update", seconds):
-            advantages = compute_advantages(config.algorithm, groups)
-            record |= self.engine.update(groups, advantages)
+            done = update(config, self.engine, self.critic, groups, self.version)
+            record |= done.metrics
         self.version += 1
         self.gateway.commit(self.version)
         with self._phase("push", seconds):
@@ -124,7 +142,7 @@ class Trainer:
         }
         if push:
             record["push"] = push.as_record()
-        self._record(record, groups)
+        self._record(record, groups, done.advantages)
         if self.version % config.checkpoint.every == 0:
             self._checkpoint()
         if config.eval.every and self.version % config.eval.every == 0 and self.version < config.run.steps:
@@ -168,7 +186,7 @@ class Trainer:
     # ── state ────────────────────────────────────────────────────────────────
 
     def _restore(self) -> bool:
-        state = load_checkpoint(self.engine, self.folder.checkpoints)
+        state = load_checkpoint(self.engine, self.folder.checkpoints, self.critic)
         if state is None:
             # A run that died before its first checkpoint starts anew, with the groups that it had collected.
             self.gateway.rollback(0)
@@ -189,7 +207,8 @@ class Trainer:
     def _checkpoint(self) -> None:
         with self._phase("checkpoint"):
             extra = {"version": self.version, "summary": self.summary.state()}
-            save_checkpoint(self.engine, self.folder.checkpoints, self.version, extra, keep=self.config.checkpoint.keep)
+            keep = self.config.checkpoint.keep
+            save_checkpoint(self.engine, self.folder.checkpoints, self.version, extra, keep, self.critic)
             self.gateway.checkpointed(self.version)
 
     # ── what people see ──────────────────────────────────────────────────────
@@ -206,7 +225,7 @@ class Trainer:
             if seconds is not None:
                 seconds[name] = time.monotonic() - began
 
-    def _record(self, record: dict[str, Any], groups: list) -> None:
+    def _record(self, record: dict[str, Any], groups: list[Group], advantages: list[list[np.ndarray]]) -> None:
         self.summary.add_step(record)
         self.folder.log(record)
         log.info("step %d: reward %.3f, %.1f s", record["step"], record["reward"], record["seconds"]["step"])
@@ -218,6 +237,11 @@ class Trainer:
         if kept:
             self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in kept])
             self.gateway.publish("latest", self.transcriber.view(kept[-1]))
+            # One whole group a step, each place of the batch in turn: what a person reads is no selection of ours.
+            place = self.version % len(groups)
+            self.folder.log_episodes(
+                group_records(groups[place], advantages[place], self.version, self.transcriber.decode)
+            )
 
     def _evaluate(self, size: int) -> None:
         with self._phase("eval"):
@@ -227,6 +251,11 @@ class Trainer:
         self._check_exactness(episodes[:EXACTNESS_EPISODES])
         self._publish_evals(records)
         self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in episodes[:8]], kind="eval")
+        if self.config.log.trajectories:
+            decode, kept = self.transcriber.decode, episodes[:: max(1, len(episodes) // EVAL_EPISODES_KEPT)]
+            self.folder.log_episodes(
+                [episode_record(t, self.version, "eval", t.facts["task_id"], decode) for t in kept[:EVAL_EPISODES_KEPT]]
+            )
 
     def _check_exactness(self, episodes: list[Trajectory]) -> None:
         """Score tokens of this very version: whatever differs from μ now is the engines' doing, not the policy's."""

@@ -17,7 +17,8 @@ from learner.policy.checkpoint import load_checkpoint, save_checkpoint
 from learner.policy.engine import PolicyEngine
 from learner.policy.model import PolicyModel, inputs_of, load_policy
 from learner.policy.packing import pack
-from tests.two_ranks import batch, config, save_tiny_model, trajectory
+from tests import plain_torch
+from tests.two_ranks import FAMILY, batch, config, save_tiny_model, trajectory
 
 CPU = torch.device("cpu")
 
@@ -30,43 +31,6 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def partition_everything(monkeypatch):
     monkeypatch.setattr(zero, "ZERO3_PERSISTENT", 0)
-
-
-# ── plain PyTorch: one unpacked row at a time, all logits ────────────────────
-
-
-def plain_logprobs(lm, t, temperature) -> torch.Tensor:
-    ids = torch.from_numpy(t.token_ids.astype(np.int64))
-    logprobs = (lm(ids[None]).logits[0, :-1] / temperature).log_softmax(-1).gather(1, ids[1:, None]).squeeze(1)
-    return torch.cat([torch.zeros(1), logprobs]) * torch.from_numpy(t.action_mask.astype(np.float32))
-
-
-def plain_update(cfg, groups, advantages) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Decoupled PPO clip with TIS written out, AdamW and clipping of torch: (weights after, gradient norms)."""
-    o, temperature = cfg.learner.optimizer, cfg.sampling.temperature
-    clip, correction = cfg.algorithm.loss, cfg.algorithm.correction
-    lm = AutoModelForCausalLM.from_pretrained(cfg.model.path, dtype=torch.float32, attn_implementation="eager")
-    adam = torch.optim.AdamW(lm.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay)
-    with torch.no_grad():
-        proximal = [[plain_logprobs(lm, t, temperature) for t in g.trajectories] for g in groups]
-    norms, per = [], len(groups) // cfg.learner.mini_batches
-    for start in range(0, len(groups), per):
-        loss, count = 0.0, 0
-        for g in range(start, start + per):
-            for t, a, prox in zip(groups[g].trajectories, advantages[g], proximal[g], strict=True):
-                mu, a = torch.from_numpy(t.behaviour_logprobs), torch.from_numpy(a)
-                if correction.proximal == "behaviour":
-                    prox = mu
-                ratio = (plain_logprobs(lm, t, temperature) - prox).exp()
-                weight = (prox - mu).exp().clamp(max=correction.cap)
-                surrogate = torch.minimum(ratio * a, ratio.clamp(1 - clip.clip_low, 1 + clip.clip_high) * a)
-                mask = torch.from_numpy(t.action_mask.astype(np.float32))
-                loss, count = loss - (weight * surrogate * mask).sum(), count + mask.sum()
-        adam.zero_grad()
-        (loss / count).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(lm.parameters(), o.grad_clip)))
-        adam.step()
-    return {name: p.detach() for name, p in lm.named_parameters()}, norms
 
 
 def assert_same_step(before, got, expected):
@@ -106,7 +70,7 @@ def test_packed_equals_unpacked_in_values_and_gradients(tmp_path, model, kind, c
     for micro in pack(rows, 60)[0]:
         values, entropy = policy(**inputs_of(micro, CPU, 0.7))
         for i, got in zip(micro.rows, values.split(np.diff(micro.cu_seqlens).tolist()), strict=True):
-            expected = plain_logprobs(plain, episodes[i], 0.7)
+            expected = plain_torch.logprobs(plain, episodes[i], 0.7)
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
             (got * scale[i]).sum().backward(retain_graph=True)
             (expected * scale[i]).sum().backward()
@@ -135,7 +99,7 @@ def test_one_step_equals_plain_torch(model, stage, micro_tokens):
     cfg = config(model, zero_stage=stage, micro_tokens=micro_tokens)
     engine = PolicyEngine(cfg)
     metrics = engine.update(*batch())
-    expected, norms = plain_update(cfg, *batch())
+    expected, norms = plain_torch.update(cfg, *batch())
     assert metrics["micro_batches"] == (1 if micro_tokens > 1000 else 10)
     assert_same_step(weights(model), dict(engine.snapshot()), expected)
     assert metrics["grad_norm"] == pytest.approx(norms[0], rel=1e-5) and norms[0] > cfg.learner.optimizer.grad_clip
@@ -146,19 +110,70 @@ def test_two_mini_batches_use_probabilities_of_before_the_update(model, proximal
     cfg = config(model, mini_batches=2)
     cfg.algorithm.correction.proximal = proximal
     engine = PolicyEngine(cfg)
-    metrics = engine.update(*batch())
-    expected, norms = plain_update(cfg, *batch())
+    metrics = engine.update(*batch(), version=3)
+    expected, norms = plain_torch.update(cfg, *batch())
     assert_same_step(weights(model), dict(engine.snapshot()), expected)
     assert metrics["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
     assert metrics["optimizer_steps"] == 2 and metrics["clip_fraction"] > 0
     assert metrics["zero_signal_groups"] == 1 and metrics["forward_tokens"] == 0.75 * metrics["tokens"]
+    [(age, figures)] = metrics["by_staleness"].items()
+    assert age == "2-3" and figures["ratio_mean"] == pytest.approx(metrics["ratio_mean"])
+    assert figures["clip_fraction"] == metrics["clip_fraction"] and figures["ratio_max"] == metrics["ratio_max"]
 
 
-def test_no_signal_makes_no_step(model):
-    engine = PolicyEngine(config(model, mini_batches=2))
+#: Every loss, weight, mask, aggregation and regulariser at least once, and what of them is easy to get wrong together.
+ALGORITHMS = {
+    "dual_clip": {"loss": {"dual_clip": 1.5}, "correction": {"mask": {"type": "token", "low": 0.3, "high": 4.0}}},
+    "gspo": {"loss": {"type": "gspo", "clip_low": 0.05, "clip_high": 0.05}, "aggregation": "sequence"},
+    "gspo_bypass": {"loss": {"type": "gspo"}, "correction": {"proximal": "behaviour"}, "aggregation": "sequence"},
+    "cispo": {"loss": {"type": "cispo", "clip_high": 0.1}, "correction": {"type": "sequence_tis"}, "aggregation": "constant"},
+    "reinforce": {"loss": {"type": "reinforce"}, "correction": {"type": "sequence_tis", "cap": 1e6}},
+    "reinforce_bypass": {"loss": {"type": "reinforce"}, "correction": {"proximal": "behaviour", "cap": 1.5}},
+    "geometric": {"correction": {"type": "none", "mask": {"type": "geometric", "low": 0.7, "high": 1.6}}},
+    "masked_bypass": {"correction": {"proximal": "behaviour", "mask": {"type": "token"}}, "aggregation": "sequence"},
+    "kl_entropy": {"reference": {"coefficient": 0.2}, "entropy_bonus": 0.05, "aggregation": "sequence"},
+    "kl_k1": {"reference": {"coefficient": 0.2, "estimator": "k1"}},
+    "kl_k2": {"reference": {"coefficient": 0.2, "estimator": "k2"}, "aggregation": "constant"},
+    "no_masks": {"masks": {"loss": False, "advantage": False}, "loss": {"type": "gspo"}, "entropy_bonus": 0.05},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("micro_tokens", [30, 100_000])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_the_step_of_plain_torch(model, name, micro_tokens):
+    cfg = config(model, algorithm=ALGORITHMS[name], mini_batches=2, micro_tokens=micro_tokens)
+    groups, advantages = batch()
+    if not cfg.algorithm.masks.advantage:
+        advantages = [[np.full(len(a), a.sum(), np.float32) for a in values] for values in advantages]
+    engine = PolicyEngine(cfg)
+    before = weights(model)
+    if cfg.algorithm.reference.coefficient:
+        plain_torch.disturb(engine)
+        before = dict(engine.snapshot())
+    metrics = engine.update(groups, advantages)
+    expected, norms = plain_torch.update(cfg, groups, advantages)
+    assert_same_step(before, dict(engine.snapshot()), expected)
+    assert metrics["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+    assert ("reference_kl" in metrics) == bool(cfg.algorithm.reference.coefficient)
+    assert (metrics["masked_fraction"] > 0) == (cfg.algorithm.correction.mask.type != "none")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_whole_family_at_once_at_every_zero_stage(model, stage):
+    cfg = config(model, algorithm=FAMILY, zero_stage=stage, mini_batches=2, micro_tokens=50)
+    engine = PolicyEngine(cfg)
+    metrics = engine.update(*batch())
+    expected, _ = plain_torch.update(cfg, *batch(), apart=False)
+    assert_same_step(weights(model), dict(engine.snapshot()), expected)
+    assert metrics["forward_tokens"] == metrics["tokens"], "KL and entropy want the rows without signal too"
+
+
+@pytest.mark.parametrize("algorithm", [{}, FAMILY], ids=["default", "with KL and entropy"])
+def test_no_signal_makes_no_step(model, algorithm):
+    engine = PolicyEngine(config(model, algorithm=algorithm, mini_batches=2))
     metrics = engine.update(*batch(signal=0.0))
     assert metrics["skipped_steps"] == 2 and metrics["optimizer_steps"] == 0 and metrics["zero_signal_groups"] == 4
-    assert np.isfinite(list(metrics.values())).all()
+    assert all(np.isfinite(value) for value in metrics.values() if not isinstance(value, dict))
     assert all(torch.equal(tensor, weights(model)[name]) for name, tensor in engine.parameters())
 
 
@@ -185,7 +200,7 @@ def test_warm_up_is_linear_in_optimizer_steps(model):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bfloat16_sums_micro_batches_like_one(model, stage):
     small = {"lr": 1e-3}
-    _, exact = plain_update(config(model, mini_batches=2, optimizer=small), *batch())
+    _, exact = plain_torch.update(config(model, mini_batches=2, optimizer=small), *batch())
     for micro_tokens in (30, 100_000):
         cfg = config(model, zero_stage=stage, mini_batches=2, micro_tokens=micro_tokens, optimizer=small)
         cfg.model.dtype = "bfloat16"
@@ -266,17 +281,19 @@ def test_export_is_a_whole_hugging_face_folder(tmp_path, model, stage):
 # ── two ranks ────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_two_ranks_take_the_same_step_at_every_zero_stage(tmp_path, model):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = Path(__file__).with_name("two_ranks.py")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, script, model, tmp_path], env=env, timeout=170, capture_output=True, text=True)
+    done = subprocess.run([*command, script, model, tmp_path], env=env, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     cfg = config(model)
-    expected, norms = plain_update(cfg, *batch())
+    expected, norms = plain_torch.update(cfg, *batch())
     before = weights(model)
+    family_expected, _ = plain_torch.update(config(model, algorithm=FAMILY, mini_batches=2), *batch(), apart=False)
     alone = PolicyEngine(cfg)
+    before_scores = np.concatenate(alone.score(batch()[0][0].trajectories, cfg.sampling.temperature))
     metrics = alone.update(*batch())
     for stage in (0, 1, 2, 3):
         result = np.load(tmp_path / f"zero-{stage}.npz")
@@ -287,4 +304,7 @@ def test_two_ranks_take_the_same_step_at_every_zero_stage(tmp_path, model):
         assert result["_mismatch"] == pytest.approx(metrics["logprob_mismatch_mean"], rel=1e-4)
         scores = np.concatenate(alone.score(batch()[0][0].trajectories, alone.cfg.sampling.temperature))
         np.testing.assert_allclose(result["_scores"], scores, atol=1e-4)
+        family = np.load(tmp_path / f"family-{stage}.npz")
+        assert_same_step(before, {name: torch.from_numpy(family[name]) for name in expected}, family_expected)
+        np.testing.assert_allclose(family["_reference"], before_scores, atol=1e-4)
         assert result["_same"], f"ZeRO-{stage}: the update after a restored checkpoint differs"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.policy.batch import Row, decode, encode, mini_batches, pack_message, unpack_message
+from learner.policy.batch import ROW_FIELDS, Row, decode, encode, mini_batches, pack_message, unpack_message
 from learner.policy.packing import pack
 from protocol.trajectory import Group
 from tests.two_ranks import trajectory
@@ -17,7 +17,7 @@ def row(length: int, start: int = 0) -> Row:
     ids = np.arange(start, start + length, dtype=np.int32)
     mask = np.ones(length, np.uint8)
     mask[0] = 0
-    return Row(ids, mask, -ids.astype(np.float32), ids.astype(np.float32) / 2)
+    return Row(ids, mask, -ids.astype(np.float32), ids.astype(np.float32) / 2, mask, np.arange(length, dtype=np.int32))
 
 
 @settings(max_examples=200, deadline=None)
@@ -60,9 +60,9 @@ def test_ranks_get_balanced_tokens_at_each_step():
     assert used <= -(-int(lengths.sum()) // 4096) + 4, "hardly more micro-batches than the tokens need"
 
 
-@pytest.mark.parametrize("bad", [Row(*(np.zeros(0, t) for t in ("i4", "u1", "f4", "f4"))), row(3)])
+@pytest.mark.parametrize("bad", [Row(**{name: np.zeros(0, dtype) for name, dtype in ROW_FIELDS.items()}), row(3)])
 def test_a_token_without_predecessor_cannot_be_an_action(bad):
-    bad.action_mask = np.ones_like(bad.action_mask)
+    bad.loss_mask = bad.action_mask = np.ones_like(bad.action_mask)
     with pytest.raises(ValueError, match="must begin with a prompt token"):
         pack([bad], 100)
 
@@ -76,7 +76,7 @@ def test_rows_survive_the_wire_and_mini_batches_keep_groups_whole():
     assert not batches[0][0].advantages[batches[0][0].action_mask == 0].any(), "advantages off action tokens are 0"
     back = decode(unpack_message(pack_message({"batches": encode(batches)}))["batches"])
     for before, after in zip(chain(*batches), chain(*back), strict=True):
-        for name in ("token_ids", "action_mask", "behaviour_logprobs", "advantages"):
+        for name in ROW_FIELDS:
             np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
 
 

@@ -1,79 +1,90 @@
 """Advantage estimators: a batch of groups in, one advantage a token out.
 
-A new estimator is a function of the signature below and a line in ``ESTIMATORS`` (plus
-its options in ``configs.schema``). Advantages live on action tokens only; on all
-others they are 0, so tool tokens neither discount nor carry credit.
+An estimator is a pure function
+
+    estimator(groups: list[Group], options: <its config model>, context: Context) -> Advantages
+
+registered by the ``type`` of its options in ``ESTIMATORS``. ``context.rewards`` holds the
+shaped reward of each token, ``context.values`` a critic's values or None,
+``context.mask(trajectory)`` the tokens to run along (see ``context.Context``).
+Returned are float32 [T] arrays, 0 outside that mask, so tool tokens neither
+discount nor carry credit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from configs.schema import AlgorithmConfig, GrpoAdvantage
-from protocol.trajectory import Group, Trajectory
+from configs.algorithm import AlgorithmConfig
+from learner.algorithm import actor_critic, custom, group_relative, reinforce_pp, turn_level
+from learner.algorithm.context import Advantages, Context, PerToken
+from learner.algorithm.rewards import token_rewards
+from protocol.trajectory import Group
 
-#: advantages[g][i]: float32 [T] of trajectory i of group g.
-Advantages = list[list[np.ndarray]]
+Estimator = Callable[[list[Group], Any, Context], Advantages]
 
-#: Rewards closer than this (relative to the largest, or absolute below 1) are equal: they travel as float32.
-REWARD_RESOLUTION = 1e-6
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": group_relative.grpo,
+    "dr_grpo": group_relative.dr_grpo,
+    "rloo": group_relative.rloo,
+    "reinforce_pp": reinforce_pp.reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp.reinforce_pp_baseline,
+    "turn_level": turn_level.turn_level,
+    "gae": actor_critic.actor_critic,
+    "vtrace": actor_critic.actor_critic,
+    "custom": custom.custom,
+}
 
 
-def compute_advantages(config: AlgorithmConfig, groups: list[Group]) -> Advantages:
+def compute_advantages(
+    config: AlgorithmConfig,
+    groups: list[Group],
+    *,
+    max_tokens: int | None = None,
+    values: PerToken | None = None,
+    logprobs: PerToken | None = None,
+    reference_logprobs: PerToken | None = None,
+) -> Advantages:
     """Advantages of a batch by the estimator that ``config.advantage.type`` names.
 
+    max_tokens: ``model.max_tokens``, needed where ``config.overlong`` is on.
+    values, logprobs: as in ``Context``. reference_logprobs: log π_ref of the action tokens,
+    float32 [T] each, needed where the KL is part of the reward.
     Raises ``ValueError`` on a reward that is not finite: it fails here, loudly, rather
     than as a NaN in the weights.
     """
+    context = _context(config, groups, max_tokens, values, logprobs, reference_logprobs)
+    return ESTIMATORS[config.advantage.type](groups, config.advantage, context)
+
+
+def compute_value_targets(
+    config: AlgorithmConfig,
+    groups: list[Group],
+    *,
+    values: PerToken,
+    max_tokens: int | None = None,
+    logprobs: PerToken | None = None,
+    reference_logprobs: PerToken | None = None,
+) -> PerToken:
+    """The critic's targets, float32 [T] each, from what ``compute_advantages`` was given."""
+    context = _context(config, groups, max_tokens, values, logprobs, reference_logprobs)
+    return actor_critic.value_targets(groups, config.advantage, context)
+
+
+def _context(
+    config: AlgorithmConfig,
+    groups: list[Group],
+    max_tokens: int | None,
+    values: PerToken | None,
+    logprobs: PerToken | None,
+    reference_logprobs: PerToken | None,
+) -> Context:
     for group in groups:
         for trajectory in group.trajectories:
             if not np.isfinite(trajectory.rewards).all():
                 raise ValueError(f"task {group.task_id}: a reward is not finite; check the environment's rewards")
-    return ESTIMATORS[config.advantage.type](groups, config.advantage, config.process_reward_weight)
-
-
-def grpo(groups: list[Group], config: GrpoAdvantage, process_weight: float) -> Advantages:
-    """A = (r − mean) / (std + eps) over the group, spread evenly over its action tokens.
-
-    Shao et al. 2024 (DeepSeekMath), eq. 3, outcome supervision; sample standard
-    deviation, as peers take it. A group whose rewards are all equal, or of one member,
-    gets exactly 0: divided by a tiny std its rounding noise would pass for a signal.
-    """
-    values = [_standardised(total_rewards(group, process_weight), config.eps) for group in groups]
-    return [
-        [spread(t, a) for t, a in zip(group.trajectories, scalars, strict=True)]
-        for group, scalars in zip(groups, values, strict=True)
-    ]
-
-
-ESTIMATORS: dict[str, Callable[..., Advantages]] = {"grpo": grpo}
-
-
-def total_rewards(group: Group, process_weight: float) -> np.ndarray:
-    """Outcome + weight × process rewards of each trajectory, float64 [G].
-
-    ``Trajectory.rewards`` holds the sum of both; ``facts["outcome_reward"]`` tells them apart.
-    """
-    totals = np.array([t.total_reward for t in group.trajectories])
-    if process_weight == 1.0:
-        return totals
-    outcomes = np.array([float(np.float32(t.facts["outcome_reward"])) for t in group.trajectories])
-    return outcomes + process_weight * (totals - outcomes)
-
-
-def no_signal(rewards: np.ndarray) -> bool:
-    """All rewards [G] of a group are equal (or there is only one)."""
-    return bool(np.ptp(rewards) <= REWARD_RESOLUTION * max(1.0, float(np.abs(rewards).max())))
-
-
-def spread(trajectory: Trajectory, advantage: float) -> np.ndarray:
-    """One value on every action token, 0 elsewhere: float32 [T]."""
-    return trajectory.action_mask.astype(np.float32) * np.float32(advantage)
-
-
-def _standardised(rewards: np.ndarray, eps: float) -> np.ndarray:
-    if no_signal(rewards):
-        return np.zeros_like(rewards)
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + eps)
+    rewards = token_rewards(config, groups, max_tokens=max_tokens, reference_logprobs=reference_logprobs)
+    return Context(rewards, config.turn_discount, config.masks.advantage, values, logprobs)

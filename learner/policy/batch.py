@@ -1,7 +1,7 @@
 """What a training step needs of a trajectory, and its form on the way to the other ranks.
 
 Rank 0 alone talks to the actors. It turns finished groups into rows and broadcasts
-these; versions, turns and facts stay behind.
+these; turns and facts stay behind, versions become ages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from learner.algorithm.context import response_mask
 from protocol.trajectory import Group, Trajectory
 
 #: name → dtype of a row's arrays, in wire order.
@@ -21,17 +22,26 @@ ROW_FIELDS: dict[str, np.dtype] = {
     "action_mask": np.dtype("u1"),
     "behaviour_logprobs": np.dtype("<f4"),
     "advantages": np.dtype("<f4"),
+    "loss_mask": np.dtype("u1"),
+    "ages": np.dtype("<i4"),
 }
 
 
 @dataclass(slots=True)
 class Row:
-    """One episode for the loss. All arrays have shape [T]; dtypes as in ``ROW_FIELDS``."""
+    """One episode for the loss. All arrays have shape [T]; dtypes as in ``ROW_FIELDS``.
+
+    action_mask: 1 on tokens that the policy sampled; elsewhere behaviour_logprobs is 0.
+    loss_mask: 1 on tokens in the loss; the action mask, unless ``algorithm.masks.loss`` is off.
+    ages: the learner's version less that of the token, at least 0; 0 off action tokens.
+    """
 
     token_ids: np.ndarray
     action_mask: np.ndarray
     behaviour_logprobs: np.ndarray
     advantages: np.ndarray
+    loss_mask: np.ndarray
+    ages: np.ndarray
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -41,34 +51,47 @@ class Row:
         return int(self.action_mask.sum())
 
     @property
+    def loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
     def has_signal(self) -> bool:
         """False where every advantage is zero: such a row adds exactly nothing to the gradient."""
         return bool(self.advantages.any())
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantages: np.ndarray) -> Row:
-        """Raises ``ValueError`` where the advantages do not fit the trajectory."""
+    def of(cls, trajectory: Trajectory, advantages: np.ndarray, version: int = 0, mask_tools: bool = True) -> Row:
+        """version: the learner's. mask_tools: ``algorithm.masks.loss``.
+
+        Raises ``ValueError`` where the advantages do not fit the trajectory.
+        """
         if advantages.shape != (len(trajectory),) or not np.isfinite(advantages).all():
             raise ValueError(
                 f"advantages of a trajectory of {len(trajectory)} tokens must be {len(trajectory)} finite values, "
                 f"got shape {advantages.shape}; see the estimator named by algorithm.advantage.type"
             )
+        action = trajectory.action_mask
+        loss_mask = action if mask_tools else response_mask(trajectory).astype("u1")
         return cls(
             token_ids=trajectory.token_ids,
-            action_mask=trajectory.action_mask,
+            action_mask=action,
             behaviour_logprobs=trajectory.behaviour_logprobs,
-            advantages=np.where(trajectory.action_mask, advantages, 0.0).astype(np.float32),
+            advantages=np.where(loss_mask, advantages, 0.0).astype(np.float32),
+            loss_mask=loss_mask,
+            ages=np.where(action, np.maximum(version - trajectory.versions, 0), 0).astype(np.int32),
         )
 
 
-def mini_batches(groups: list[Group], advantages: list[list[np.ndarray]], parts: int) -> list[list[Row]]:
+def mini_batches(
+    groups: list[Group], advantages: list[list[np.ndarray]], parts: int, version: int = 0, mask_tools: bool = True
+) -> list[list[Row]]:
     """Rows of ``groups`` in ``parts`` lists, whole groups each, in the order given.
 
-    advantages: one list a group, one float array [T] a trajectory.
+    advantages: one list a group, one float array [T] a trajectory. The rest as for ``Row.of``.
     With fewer groups than parts the last lists are empty.
     """
     by_group = [
-        [Row.of(t, a) for t, a in zip(group.trajectories, values, strict=True)]
+        [Row.of(t, a, version, mask_tools) for t, a in zip(group.trajectories, values, strict=True)]
         for group, values in zip(groups, advantages, strict=True)
     ]
     bounds = np.linspace(0, len(by_group), parts + 1).round().astype(int)

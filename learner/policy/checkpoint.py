@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from learner.policy.critic import Critic
 from learner.policy.engine import PolicyEngine
 from learner.run.durable import fresh_folder_beside, replace_folder, replace_text
 
@@ -18,16 +19,21 @@ LATEST = "latest"
 STATE = "state.json"
 
 
-def save_checkpoint(engine: PolicyEngine, root: Path, step: int, extra: dict[str, Any], keep: int) -> Path:
-    """Write ``root/checkpoint-<step>`` with the engine's state and ``extra`` (JSON values).
+def save_checkpoint(
+    engine: PolicyEngine, root: Path, step: int, extra: dict[str, Any], keep: int, critic: Critic | None = None
+) -> Path:
+    """Write ``root/checkpoint-<step>`` with the state of policy and critic and ``extra`` (JSON values).
 
-    Keeps the ``keep`` newest checkpoints. With several ranks ``root`` must be a folder
+    Both are in one folder, so no kill can leave them of different steps. Keeps the ``keep`` newest checkpoints. With several ranks ``root`` must be a folder
     that all of them see. Returns the checkpoint's folder.
     """
     target = root / f"checkpoint-{step}"
     aside = fresh_folder_beside(target)
     engine.save_state(aside)
+    if critic:
+        critic.save_state(aside)
     layout = {"step": step, "ranks": engine.ranks.size, "zero_stage": engine.cfg.learner.zero_stage}
+    layout["critic"] = critic is not None
     (aside / STATE).write_text(json.dumps(layout | {"extra": extra}), encoding="utf-8")
     replace_folder(aside, target)
     replace_text(root / LATEST, target.name)
@@ -37,11 +43,12 @@ def save_checkpoint(engine: PolicyEngine, root: Path, step: int, extra: dict[str
     return target
 
 
-def load_checkpoint(engine: PolicyEngine, root: Path) -> dict[str, Any] | None:
-    """Bring the engine to the state of the latest checkpoint. Returns its ``extra``.
+def load_checkpoint(engine: PolicyEngine, root: Path, critic: Critic | None = None) -> dict[str, Any] | None:
+    """Bring policy and critic to the state of the latest checkpoint. Returns its ``extra``.
 
     None if there is no checkpoint yet. Raises ``ValueError`` when it was written by
-    another number of ranks or ZeRO stage, or when what ``latest`` names is gone.
+    another number of ranks or ZeRO stage, or with a critic where there is none now or the
+    other way round, or when what ``latest`` names is gone.
     """
     pointer = root / LATEST
     if not pointer.exists():
@@ -56,7 +63,14 @@ def load_checkpoint(engine: PolicyEngine, root: Path) -> dict[str, Any] | None:
             f"{folder} was written by {state['ranks']} ranks under ZeRO-{state['zero_stage']}, this run has {here[0]} "
             f"under ZeRO-{here[1]}: set learner.ranks={state['ranks']} learner.zero_stage={state['zero_stage']}"
         )
+    if state.get("critic", False) != (critic is not None):
+        raise ValueError(
+            f"{folder} holds {'a' if critic is None else 'no'} critic and this run has {'none' if critic is None else 'one'}: "
+            f"set algorithm.advantage.type as it was, or start with another run.dir"
+        )
     engine.load_state(folder)
+    if critic:
+        critic.load_state(folder)
     return state["extra"]
 
 

@@ -10,39 +10,30 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.schema import Config
-from learner.algorithm.corrections import importance_weights, mismatch
-from learner.algorithm.losses import LOSSES, masked_sum
+from learner.algorithm.objective import Scored, objective
+from learner.algorithm.reduction import Tokens, Totals
 from learner.policy.batch import Row, decode, encode, mini_batches
 from learner.policy.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model
-from learner.policy.packing import MicroBatch, pack
-from learner.policy.ranks import COLLECTIVE_TIMEOUT_S, Ranks, init_distributed
+from learner.policy.packing import MicroBatch
+from learner.policy.ranks import COLLECTIVE_TIMEOUT_S, Follower, Ranks, init_distributed
+from learner.policy.scoring import score_rows
 from learner.policy.stats import Stats
+from learner.policy.step import Step, plan
 from learner.run.durable import fresh_folder_beside, replace_folder
 from protocol.trajectory import Group, Trajectory
 
 #: Files of a model folder that are not weights; an export takes them along byte for byte.
 TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json",
                    "vocab.*", "merges.txt", "generation_config.json")  # fmt: skip
-
-
-@dataclass(slots=True)
-class Step:
-    """One optimizer step: this rank's micro-batches and the divisor of the loss.
-
-    action_tokens counts all rows of the mini-batch on all ranks, also those that were
-    left out because they carry no signal: leaving them out must not change the gradient.
-    """
-
-    micro: list[MicroBatch]
-    action_tokens: int
 
 
 class PolicyEngine:
@@ -72,8 +63,13 @@ class PolicyEngine:
         )
 
         self.ranks = Ranks(cfg.gateway.batch_timeout_s + cfg.server.start_timeout_s + COLLECTIVE_TIMEOUT_S)
-        self._ds = zero.initialize(PolicyModel(lm), cfg)
+        self._ds = zero.ZeroModel(PolicyModel(lm), cfg, cfg.learner.optimizer)
         self.lm = lm
+        self._reference = None
+        if cfg.algorithm.reference.coefficient > 0:
+            # Frozen, hence outside of DeepSpeed: whole on each rank, also under ZeRO-3.
+            frozen = PolicyModel(load_policy(self._source, cfg.model.dtype))
+            self._reference = frozen.requires_grad_(False).to(self.device)
 
     @property
     def vocabulary(self) -> int:
@@ -86,26 +82,29 @@ class PolicyEngine:
 
     # ── rank 0's interface ───────────────────────────────────────────────────
 
-    def update(self, groups: list[Group], advantages: list[list[np.ndarray]]) -> dict[str, float]:
+    def update(self, groups: list[Group], advantages: list[list[np.ndarray]], version: int = 0) -> dict[str, Any]:
         """Train on one batch: ``learner.mini_batches`` optimizer steps. Returns metrics.
 
-        advantages: float [T] for each trajectory of each group. A mini-batch whose
+        advantages: float [T] for each trajectory of each group. version: the policy's before
+        the update; tokens are as stale as theirs is behind it. A mini-batch whose
         advantages are all zero makes no step (``skipped_steps``).
         """
-        batches = mini_batches(groups, advantages, self.cfg.learner.mini_batches)
+        mask_tools = self.cfg.algorithm.masks.loss
+        batches = mini_batches(groups, advantages, self.cfg.learner.mini_batches, version, mask_tools)
         self.ranks.tell("update", batches=encode(batches))
         silent = sum(not any(a.any() for a in values) for values in advantages)
         return self._update(batches) | {"zero_signal_groups": float(silent)}
 
-    def score(self, trajectories: list[Trajectory], temperature: float) -> list[np.ndarray]:
+    def score(self, trajectories: list[Trajectory], temperature: float, reference: bool = False) -> list[np.ndarray]:
         """log π of each action token under the current weights: float32 [T] each, 0 elsewhere.
 
         temperature: of the distribution that the tokens were sampled from (1 for greedy ones:
-        that is what the servers report log-probabilities of).
+        that is what the servers report log-probabilities of). reference: log π_ref instead,
+        which takes ``algorithm.reference.coefficient`` above 0.
         """
         rows = [Row.of(t, np.zeros(len(t), np.float32)) for t in trajectories]
-        self.ranks.tell("score", batches=encode([rows]), temperature=temperature)
-        return self._score(rows, temperature)
+        self.ranks.tell("score", batches=encode([rows]), temperature=temperature, reference=reference)
+        return self._score(rows, temperature, reference)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of each parameter, in model dtype on ``device``.
@@ -151,25 +150,30 @@ class PolicyEngine:
 
     # ── the other ranks ──────────────────────────────────────────────────────
 
-    def follow(self) -> None:
-        """Do this rank's part of whatever rank 0 starts, until it stops or falls silent."""
-        while (message := self.ranks.hear())["command"] != "stop":
-            match message["command"]:
-                case "update":
-                    self._update(decode(message["batches"]))
-                case "score":
-                    self._score(decode(message["batches"])[0], message["temperature"])
-                case "gather":
-                    for _ in self._gather():
-                        pass
-                case "save":
-                    self._save(Path(message["folder"]))
-                case "load":
-                    self._load(Path(message["folder"]))
+    def follow(self, **others: Follower | None) -> None:
+        """Do this rank's part of whatever rank 0 starts, until it stops or falls silent.
+
+        others: further engines on these ranks, by the name that their commands carry.
+        """
+        self.ranks.follow({"policy": self, **others})
+
+    def obey(self, message: dict[str, Any]) -> None:
+        match message["command"]:
+            case "update":
+                self._update(decode(message["batches"]))
+            case "score":
+                self._score(decode(message["batches"])[0], message["temperature"], message["reference"])
+            case "gather":
+                for _ in self._gather():
+                    pass
+            case "save":
+                self._save(Path(message["folder"]))
+            case "load":
+                self._load(Path(message["folder"]))
 
     # ── every rank ───────────────────────────────────────────────────────────
 
-    def _update(self, batches: list[list[Row]]) -> dict[str, float]:
+    def _update(self, batches: list[list[Row]]) -> dict[str, Any]:
         start = time.perf_counter()
         every = [row for rows in batches for row in rows]
         steps = [self._plan(rows) for rows in batches if any(row.has_signal for row in rows)]
@@ -178,20 +182,19 @@ class PolicyEngine:
         stats, norms, optimizer_s = Stats(), [], 0.0
         for step, logprobs in zip(steps, proximal, strict=True):
             for k, micro in enumerate(step.micro):
-                # Unless told which backward pass is the last, ZeRO-1 and -2 keep that one's gradient only.
-                self._ds.set_gradient_accumulation_boundary(k == len(step.micro) - 1)
-                self._ds.backward(self._loss(micro, logprobs[k], step.action_tokens, stats))
+                loss = self._loss(micro, logprobs[k], step.totals, stats)
+                self._ds.backward(loss, last=k == len(step.micro) - 1)
             stepping = self._clock()
-            norms.append(self._optimizer_step())
+            norms.append(self._ds.step())
             optimizer_s += self._clock() - stepping
         return stats.metrics(self.ranks, len(steps)) | {
             "grad_norm": float(np.mean(norms)) if norms else 0.0,
-            "lr": self._learning_rate(self._ds.global_steps - 1) if norms else 0.0,
+            "lr": self._ds.last_lr if norms else 0.0,
             "optimizer_steps": float(len(steps)),
             "skipped_steps": float(len(batches) - len(steps)),
             "tokens": float(sum(map(len, every))),
             "action_tokens": float(sum(row.action_tokens for row in every)),
-            "forward_tokens": float(sum(len(row) for row in every if row.has_signal)),
+            "forward_tokens": float(sum(step.forward_tokens for step in steps)),
             "micro_batches": float(sum(len(step.micro) for step in steps)),
             "proximal_s": begun - start,
             "forward_backward_s": self._clock() - begun - optimizer_s,
@@ -199,9 +202,14 @@ class PolicyEngine:
         }
 
     def _plan(self, rows: list[Row]) -> Step:
-        live = [row for row in rows if row.has_signal]
-        shares = pack(live, self.cfg.learner.micro_tokens, self.ranks.size)
-        return Step(shares[self.rank], sum(row.action_tokens for row in rows))
+        cfg, ranks = self.cfg, self.ranks
+        regularised = cfg.algorithm.entropy_bonus > 0 or self._kl_in_loss
+        return plan(rows, cfg.learner.micro_tokens, ranks.rank, ranks.size, cfg.model.max_tokens, regularised)
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        reference = self.cfg.algorithm.reference
+        return reference.coefficient > 0 and reference.where == "loss"
 
     def _proximal(self, steps: list[Step]) -> list[list[Tensor | None]]:
         """log π_prox of each micro-batch, before any step moves the weights.
@@ -212,59 +220,44 @@ class PolicyEngine:
         if self.cfg.algorithm.correction.proximal == "behaviour":
             return [[self._tensor(m.behaviour_logprobs) for m in step.micro] for step in steps]
         return [
-            [self._logprobs(m, self.cfg.sampling.temperature) if i else None for m in step.micro]
+            [
+                self._logprobs(inputs_of(m, self.device, self.cfg.sampling.temperature)) if i else None
+                for m in step.micro
+            ]
             for i, step in enumerate(steps)
         ]
 
-    def _loss(self, micro: MicroBatch, proximal: Tensor | None, divisor: int, stats: Stats) -> Tensor:
-        """This micro-batch's part of the loss: Σ of tokens / action tokens of the whole mini-batch.
-
-        Times the number of ranks, because DeepSpeed averages gradients over them.
-        """
-        algorithm = self.cfg.algorithm
-        mask, behaviour = self._tensor(micro.action_mask), self._tensor(micro.behaviour_logprobs)
-        logprobs, entropy = self._ds(**inputs_of(micro, self.device, self.cfg.sampling.temperature))
-        if proximal is None:
-            proximal = logprobs.detach()
-        losses, clipped = LOSSES[algorithm.loss.type](
-            logprobs, proximal, self._tensor(micro.advantages), algorithm.loss
+    def _loss(self, micro: MicroBatch, proximal: Tensor | None, totals: Totals, stats: Stats) -> Tensor:
+        """This micro-batch's part of the mini-batch's loss, times the ranks: DeepSpeed averages gradients over them."""
+        inputs = inputs_of(micro, self.device, self.cfg.sampling.temperature)
+        logprobs, entropy = self._ds(**inputs)
+        row = Scored(
+            logprobs=logprobs,
+            entropy=entropy,
+            proximal=logprobs.detach() if proximal is None else proximal,
+            behaviour=self._tensor(micro.behaviour_logprobs),
+            sampled=self._tensor(micro.action_mask),
+            advantages=self._tensor(micro.advantages),
+            ages=self._tensor(micro.ages),
+            reference=self._reference_logprobs(inputs) if self._kl_in_loss else None,
         )
-        losses = losses * importance_weights(proximal, behaviour, algorithm.correction)
-        loss = masked_sum(losses, mask) / divisor
-        bypass = algorithm.correction.proximal == "behaviour"
-        sums, maxima = mismatch(logprobs if bypass else proximal, behaviour, mask, algorithm.correction.cap)
-        own = {"loss": loss, "count": mask.sum(), "entropy": entropy.sum(), "clipped": (clipped & mask).sum()}
-        stats.add(sums | own, maxima)
+        batch = Tokens.packed(inputs["action_mask"], inputs["cu_seqlens"])
+        loss, sums, maxima = objective(self.cfg.algorithm, row, batch, totals)
+        stats.add(sums, maxima)
         return loss * self.ranks.size
 
-    def _optimizer_step(self) -> float:
-        """One step of AdamW. Returns the norm of the whole gradient before clipping."""
-        for group in self._ds.optimizer.param_groups:
-            group["lr"] = self._learning_rate(self._ds.global_steps)
-        if self.cfg.learner.zero_stage == 0:  # DeepSpeed then clips without telling the norm
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.lm.parameters()])
-            self._ds.step()
-            return float(norm)
-        self._ds.step()
-        return float(self._ds.get_global_grad_norm())
-
-    def _learning_rate(self, step: int) -> float:
-        """Linear warm-up from the first optimizer step (0) on."""
-        optimizer = self.cfg.learner.optimizer
-        return optimizer.lr * min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
+    @torch.no_grad()
+    def _logprobs(self, inputs: dict[str, Any]) -> Tensor:
+        return self._ds(**inputs)[0]
 
     @torch.no_grad()
-    def _logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
-        return self._ds(**inputs_of(micro, self.device, temperature))[0]
+    def _reference_logprobs(self, inputs: dict[str, Any]) -> Tensor:
+        return self._reference(**inputs)[0]
 
-    def _score(self, rows: list[Row], temperature: float) -> list[np.ndarray]:
-        bounds = np.cumsum([0, *map(len, rows)])
-        flat = np.zeros(bounds[-1], np.float32)
-        for micro in pack(rows, self.cfg.learner.micro_tokens, self.ranks.size)[self.rank]:
-            values = self._logprobs(micro, temperature).cpu().numpy()
-            for row, part in zip(micro.rows, micro.split(values), strict=False):  # a dummy has no rows
-                flat[bounds[row] : bounds[row + 1]] = part
-        return np.split(self.ranks.total(torch.from_numpy(flat)).numpy(), bounds[1:-1])
+    def _score(self, rows: list[Row], temperature: float, reference: bool = False) -> list[np.ndarray]:
+        forward = self._reference_logprobs if reference else self._logprobs
+        inputs = partial(inputs_of, device=self.device, temperature=temperature)
+        return score_rows(rows, self.cfg.learner.micro_tokens, self.ranks, lambda micro: forward(inputs(micro)))
 
     def _gather(self) -> Iterator[tuple[str, Tensor]]:
         """All ranks walk through it together, also past a consumer that gave up half way."""
@@ -282,7 +275,7 @@ class PolicyEngine:
                     pass
 
     def _save(self, folder: Path) -> None:
-        self._ds.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        self._ds.save(folder, "engine")
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -290,7 +283,7 @@ class PolicyEngine:
         self.ranks.barrier()
 
     def _load(self, folder: Path) -> None:
-        self._ds.load_checkpoint(str(folder), tag="engine")
+        self._ds.load(folder, "engine")
         state = torch.load(folder / f"random-{self.rank}.pt", weights_only=True)
         torch.set_rng_state(state["cpu"])
         if self.device.type == "cuda":

@@ -87,11 +87,11 @@ class PolicyModel(nn.Module):
         action_mask: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each action token given all before it in its own sequence.
+        """Log-probability of each token in ``action_mask`` given all before it in its own sequence.
 
         token_ids, position_ids: int64 [N]. cu_seqlens: int32 [S + 1]. action_mask: bool
-        [N], False on each sequence's first token. Returns log-probabilities, with
-        gradient, and entropies of the distribution each token was drawn from, without:
+        [N], False on each sequence's first token. Returns log-probabilities and
+        entropies of the distribution each token was drawn from, both with gradient:
         float32 [N], 0 where the mask is False. Prompts and tool answers are most tokens
         of an episode, and logits are not computed for them.
         """
@@ -109,9 +109,10 @@ class PolicyModel(nn.Module):
 
 
 def inputs_of(batch: MicroBatch, device: torch.device, temperature: float) -> dict[str, Any]:
-    """Keyword arguments of ``PolicyModel.forward`` for one micro-batch."""
-    names = ("token_ids", "position_ids", "cu_seqlens", "action_mask")
-    tensors = {name: torch.from_numpy(getattr(batch, name)).to(device, non_blocking=True) for name in names}
+    """Keyword arguments of ``PolicyModel.forward`` for one micro-batch; scored are the tokens in the loss."""
+    arrays = {name: getattr(batch, name) for name in ("token_ids", "position_ids", "cu_seqlens")}
+    arrays["action_mask"] = batch.loss_mask
+    tensors = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
     return {**tensors, "longest": batch.longest, "temperature": temperature}
 
 
@@ -137,8 +138,8 @@ def named_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield name, parameter.detach()
 
 
-def resolve_model(path: str | Path) -> Path:
-    """The local folder of a model given as folder or hub name.
+def resolve_model(path: str | Path, option: str = "model.path") -> Path:
+    """The local folder of a model given as folder or hub name; ``option`` named it.
 
     Raises ``FileNotFoundError`` that says what was looked for.
     """
@@ -146,14 +147,14 @@ def resolve_model(path: str | Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if folder.exists() or not _like_hub_name(str(path)):
-        raise FileNotFoundError(f"model.path: {folder} is not a model folder (it has no config.json)")
+        raise FileNotFoundError(f"{option}: {folder} is not a model folder (it has no config.json)")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(path), ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
     except Exception as error:
         raise FileNotFoundError(
-            f"model.path: {path} is neither a folder here nor a model that the hub can give ({type(error).__name__})"
+            f"{option}: {path} is neither a folder here nor a model that the hub can give ({type(error).__name__})"
         ) from error
 
 

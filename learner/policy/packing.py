@@ -3,7 +3,8 @@
 A micro-batch is one row of concatenated sequences without padding. Every rank gets the
 same number of them (ZeRO-3 gathers parameters collectively, so a rank with one forward
 fewer would hang the others), and micro-batch k holds about as many tokens on each rank,
-since the ranks go through them in step.
+since the ranks go through them in step. A sequence is never cut: what is summed over an
+episode needs one micro-batch only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.policy.batch import Row
+from learner.policy.batch import ROW_FIELDS, Row
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class MicroBatch:
     rows: int64 [S], which of the packed rows they are; empty in a dummy.
     token_ids, position_ids: int64 [N]; positions start again at 0 in each sequence.
     cu_seqlens: int32 [S + 1], where sequences begin and end.
-    action_mask: bool [N]. advantages, behaviour_logprobs: float32 [N].
+    action_mask, loss_mask: bool [N]. advantages, behaviour_logprobs: float32 [N]. ages: int64 [N].
     """
 
     rows: np.ndarray
@@ -33,6 +34,8 @@ class MicroBatch:
     action_mask: np.ndarray
     advantages: np.ndarray
     behaviour_logprobs: np.ndarray
+    loss_mask: np.ndarray
+    ages: np.ndarray
 
     @property
     def tokens(self) -> int:
@@ -59,7 +62,7 @@ def pack(rows: list[Row], budget: int, ranks: int = 1) -> list[list[MicroBatch]]
     first token has no predecessor, hence no probability.
     """
     for index, row in enumerate(rows):
-        if not len(row) or row.action_mask[0]:
+        if not len(row) or row.action_mask[0] or row.loss_mask[0]:
             raise ValueError(f"row {index}: a trajectory must begin with a prompt token that the policy did not write")
     bins = balanced_bins([len(row) for row in rows], budget, ranks)
     bins.sort(key=lambda items: sum(len(rows[i]) for i in items), reverse=True)
@@ -93,8 +96,7 @@ def balanced_bins(lengths: list[int], budget: int, multiple: int) -> list[list[i
 def _concatenate(rows: list[Row], items: list[int]) -> MicroBatch:
     chosen = [rows[i] for i in items]
     if not chosen:
-        nothing = np.zeros(1, np.float32)
-        chosen = [Row(np.zeros(1, np.int32), np.zeros(1, np.uint8), nothing, nothing)]
+        chosen = [Row(**{name: np.zeros(1, dtype) for name, dtype in ROW_FIELDS.items()})]
     lengths = [len(row) for row in chosen]
     return MicroBatch(
         rows=np.array(items, np.int64),
@@ -104,4 +106,6 @@ def _concatenate(rows: list[Row], items: list[int]) -> MicroBatch:
         action_mask=np.concatenate([row.action_mask for row in chosen]).astype(bool),
         advantages=np.concatenate([row.advantages for row in chosen]).astype(np.float32),
         behaviour_logprobs=np.concatenate([row.behaviour_logprobs for row in chosen]).astype(np.float32),
+        loss_mask=np.concatenate([row.loss_mask for row in chosen]).astype(bool),
+        ages=np.concatenate([row.ages for row in chosen]).astype(np.int64),
     )

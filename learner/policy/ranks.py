@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,13 @@ def init_distributed(device: torch.device) -> None:
     deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
 
 
+class Follower(Protocol):
+    """An engine on a rank other than 0."""
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Do this rank's part of what rank 0 told: ``command`` and its arguments."""
+
+
 class Ranks:
     """Commands from rank 0 to all others, and sums over all of them, on CPU tensors."""
 
@@ -54,12 +61,18 @@ class Ranks:
         self._commands = dist.new_group(backend="gloo", timeout=timedelta(seconds=command_timeout_s))
         self._values = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
 
-    def tell(self, command: str, **arguments: Any) -> None:
-        """On rank 0: give the others a command; its arguments are msgpack values."""
+    def tell(self, command: str, to: str = "policy", **arguments: Any) -> None:
+        """On rank 0: give the others a command for the engine named ``to``; its arguments are msgpack values."""
         if self.size > 1:
-            data = torch.frombuffer(bytearray(pack_message({"command": command, **arguments})), dtype=torch.uint8)
+            message = {"to": to, "command": command, **arguments}
+            data = torch.frombuffer(bytearray(pack_message(message)), dtype=torch.uint8)
             dist.broadcast(torch.tensor([len(data)]), 0, self._commands)
             dist.broadcast(data, 0, self._commands)
+
+    def follow(self, engines: dict[str, Follower | None]) -> None:
+        """On the others: hand each command to the engine that it names, until rank 0 says stop."""
+        while (message := self.hear())["command"] != "stop":
+            engines[message["to"]].obey(message)
 
     def hear(self) -> dict[str, Any]:
         """On the others: wait for the next command. ``TimeoutError`` if rank 0 stays silent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -10,31 +11,83 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
+from torch import Tensor, nn
 
+from configs.optimizer import OptimizerConfig
 from configs.schema import Config
-from learner.policy.model import PolicyModel
 
 #: Parameters with fewer elements stay whole on every rank under ZeRO-3 (DeepSpeed's default).
 ZERO3_PERSISTENT = 100_000
 
 
-def initialize(policy: PolicyModel, cfg: Config) -> deepspeed.DeepSpeedEngine:
-    """The policy under DeepSpeed with AdamW. The process group must exist (``ranks.init_distributed``)."""
-    o = cfg.learner.optimizer
-    adam = torch.optim.AdamW(
-        policy.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
-    )
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=adam, config=deepspeed_config(cfg))
-    engine.checkpoint_engine = SafeCheckpointEngine()
-    return engine
+class ZeroModel:
+    """A module under DeepSpeed with an AdamW of its own: what the policy and the critic are trained as.
+
+    Build it on every rank at the same time, when the process group exists (``ranks.init_distributed``).
+    Calling it is a forward pass. The divisor of the loss is the caller's.
+    """
+
+    def __init__(self, module: nn.Module, cfg: Config, options: OptimizerConfig):
+        self._options = options
+        self._stage = cfg.learner.zero_stage
+        self._module = module
+        adam = torch.optim.AdamW(
+            module.parameters(),
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+        config = deepspeed_config(cfg, options.grad_clip)
+        self._engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=config)
+        self._engine.checkpoint_engine = SafeCheckpointEngine()
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._engine(**inputs)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradient of one micro-batch; ``last``: ``step`` comes next.
+
+        Unless told which backward pass is the last, ZeRO-1 and -2 keep that one's gradient only.
+        """
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss)
+
+    def step(self) -> float:
+        """One step of AdamW. Returns the norm of the whole gradient before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = self._learning_rate(self._engine.global_steps)
+        if self._stage == 0:  # DeepSpeed then clips without telling the norm
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._module.parameters()])
+            self._engine.step()
+            return float(norm)
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    @property
+    def last_lr(self) -> float:
+        """Learning rate of the last step."""
+        return self._learning_rate(self._engine.global_steps - 1)
+
+    def _learning_rate(self, step: int) -> float:
+        """Linear warm-up from the first step (0) on."""
+        return self._options.lr * min(1.0, (step + 1) / max(1, self._options.warmup_steps))
+
+    def save(self, folder: Path, tag: str) -> None:
+        """Write weights and optimizer of all ranks to ``folder/tag``; every rank calls it."""
+        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+
+    def load(self, folder: Path, tag: str) -> None:
+        self._engine.load_checkpoint(str(folder), tag=tag)
 
 
-def deepspeed_config(cfg: Config) -> dict[str, Any]:
+def deepspeed_config(cfg: Config, grad_clip: float) -> dict[str, Any]:
     """DeepSpeed's configuration of this run. The divisor of the loss is ours: 1 sample, 1 micro-step."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": cfg.learner.optimizer.grad_clip,
+        "gradient_clipping": grad_clip,
         "zero_optimization": {
             "stage": cfg.learner.zero_stage,
             "stage3_param_persistence_threshold": ZERO3_PERSISTENT,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.algorithm.rewards import equal
 from protocol.trajectory import Group, Trajectory
 
 
@@ -21,6 +22,7 @@ def batch_record(groups: list[Group], version: int) -> dict[str, Any]:
         "reward": _mean([t.total_reward for t in episodes]),
         "em": metric_by_dataset(episodes, "em"),
         "episodes": len(episodes),
+        "equal_reward_groups": sum(equal(np.array([t.total_reward for t in group.trajectories])) for group in groups),
         "tokens": sum(len(t) for t in episodes),
         "action_tokens": int(ages.size),
         "turns": _mean([len(t.turns) for t in episodes]),
