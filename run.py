@@ -15,8 +15,14 @@ ROLES = {
     "server": ("learner.servers.serving", "run one vLLM server with Rollway's flags"),
     "dashboard": ("learner.dashboard", "attach to the learner at gateway.host:gateway.port"),
     "eval": ("learner.evaluate", "score model.path on the eval data sets with a server and actors of its own"),
+    "keygen": ("learner.keygen", "make the keys that actors and dashboards on other hosts need"),
+    "report": ("learner.report", "write what a run did as one HTML file; of several runs, compared: RUN [RUN …]"),
+    "browse": ("learner.browse", "read a run's recorded episodes: RUN [FILTER …]"),
     "warmstart": ("learner.warmstart", "make the built-in policies anew by supervised training"),
 }
+
+#: Roles that read finished or running runs: their ``main(words, dry_run)`` takes folders, not a configuration.
+READERS = {"report", "browse"}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -28,6 +34,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "  python run.py                                  train the built-in agent, here, now\n"
         "  python run.py staleness=0 run.dir=runs/sync    the same in lock-step\n"
         "  python run.py --role eval model.path=runs/quickstart/export\n"
+        "  python run.py --role report runs/quickstart    the run's story, in one HTML file\n"
+        "  python run.py --role browse runs/quickstart 'reward<0.5 dataset:hotpot'\n"
         "  python run.py --config configs/hotpotqa-qwen2.5-3b.yaml --dry-run\n\n"
         "every option with its meaning: configs/schema.py",
     )
@@ -41,6 +49,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    if args.role in READERS:
+        if args.config:
+            print(f"error: --config is not for --role {args.role}: it reads run folders", file=sys.stderr)
+            return 2
+        return import_module(ROLES[args.role][0]).main(args.overrides, args.dry_run)
     from configs.load import ConfigError, dump_config, load_config
 
     try:

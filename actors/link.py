@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +19,17 @@ Event = Leases | Cancel | Shutdown
 
 
 class Link:
-    """One actor's connection. All coroutines belong to the event loop that ``connect`` ran on."""
+    """One actor's connection. All coroutines belong to the event loop that ``connect`` ran on.
 
-    def __init__(self, address: str, actor_id: str, heartbeat_s: float) -> None:
+    heartbeat_s: pace until the learner is heard; its ``Welcome`` tells the one to keep.
+    thread: what talks to the learner; a simulation has one without a socket.
+    """
+
+    def __init__(
+        self, address: str, actor_id: str, heartbeat_s: float, thread: Callable[..., WireThread] = WireThread
+    ) -> None:
         self._address, self._actor_id, self._heartbeat_s = address, actor_id, heartbeat_s
+        self._make_thread = thread
         self._error: LinkError | None = None
         self._acks: dict[str, asyncio.Future[None]] = {}  # by lease
 
@@ -48,7 +56,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | LinkError] = asyncio.Queue()
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
-        self._thread = WireThread(self._address, self._actor_id, self._heartbeat_s, timeout_s, self._from_thread)
+        self._thread = self._make_thread(self._address, self._actor_id, self._heartbeat_s, timeout_s, self._from_thread)
         self._thread.start()
         try:
             return await self._welcome

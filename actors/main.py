@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 # Before numpy and faiss are imported: one query at a time needs no team of threads.
@@ -19,16 +21,23 @@ import uvloop
 from actors.chat import ChatFormat, ChatFormatError
 from actors.episode import Limits
 from actors.link import Link, LinkError
+from actors.metrics import serve_metrics
 from actors.pool import Pool
 from actors.sampler import Sampler
+from actors.wire import WireThread
 from configs.schema import ActorConfig, Config, EnvConfig, ModelConfig, SamplingConfig, Section
+from envs.configured import prepare_tools, shutdown_tools
 from envs.registry import load_env
+from protocol.keys import ClientKeys, KeysError
 from protocol.messages import Cancel, Leases, Shutdown
 
 log = logging.getLogger("rollway.actor")
 
 #: Exit codes: ``LOST`` may be mended by a restart, ``FATAL`` only by changing something.
 LOST, FATAL = 1, 3
+
+#: Takes the newest ``Pool.stats()``.
+OnStats = Callable[[dict[str, Any]], None]
 
 
 class SetupError(Exception):
@@ -60,19 +69,24 @@ def main(config: Config) -> int:
     actor_id = os.environ.get("ROLLWAY_ACTOR_ID") or f"{socket.gethostname()}-{os.getpid()}"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(run_until_signal(address, actor_id, config.actor))
+            gateway = config.gateway
+            keys = ClientKeys.load(gateway.keys, gateway.key) if gateway.keys else None
+            on_stats = serve_metrics(config.metrics, actor_id).update
+            runner.run(run_until_signal(address, actor_id, config.actor, keys, on_stats))
             return 0
         except LinkError as error:
             print(f"error: {error}", file=sys.stderr)
             return LOST
-        except SetupError as error:
+        except (KeysError, SetupError) as error:
             print(f"error: {error}", file=sys.stderr)
             return FATAL
 
 
-async def run_until_signal(address: str, actor_id: str, actor: ActorConfig) -> None:
+async def run_until_signal(
+    address: str, actor_id: str, actor: ActorConfig, keys: ClientKeys | None, on_stats: OnStats
+) -> None:
     """``run_actor`` that SIGINT or SIGTERM ends: once in good order, twice at once."""
-    work = asyncio.ensure_future(run_actor(address, actor_id, actor))
+    work = asyncio.ensure_future(run_actor(address, actor_id, actor, keys, on_stats))
 
     asked = False
 
@@ -91,31 +105,49 @@ async def run_until_signal(address: str, actor_id: str, actor: ActorConfig) -> N
         work.result()
 
 
-async def run_actor(address: str, actor_id: str, actor: ActorConfig) -> None:
+async def run_actor(
+    address: str,
+    actor_id: str,
+    actor: ActorConfig,
+    keys: ClientKeys | None = None,
+    on_stats: OnStats = lambda stats: None,
+) -> None:
     """Work for the learner at a ZeroMQ address until it says that the run is over.
 
     actor: how to reach the learner (heartbeat, time-out); all else comes with its welcome.
+    keys: where the learner asks for them. on_stats: called with the figures of each heartbeat.
     Raises ``LinkError`` when the learner is not there or gone, ``SetupError``. Cancelling
     it hands the leases back and says goodbye.
     """
     started = time.monotonic()
-    link = Link(address, actor_id, actor.heartbeat_s)
+    link = Link(address, actor_id, actor.heartbeat_s, functools.partial(WireThread, keys=keys))
     welcome = await link.connect(actor.connect_timeout_s)
     try:
         try:
             share = ActorShare.model_validate(welcome.config)
             envs = {name: load_env(spec.path, spec.args) for name, spec in share.envs.items()}
             chat = ChatFormat.load(share.model.path)
+            await prepare_tools(envs.values())
         except (ChatFormatError, ValueError) as error:
             raise SetupError(str(error)) from error
         async with Sampler(link, share.actor.request_timeout_s) as sampler:
             log.info("%s joined run %s, ready after %.1f s", actor_id, welcome.run_id, time.monotonic() - started)
-            await _serve(link, share, envs, chat, sampler)
+            try:
+                await _serve(link, share, envs, chat, sampler, on_stats)
+            finally:
+                await shutdown_tools(envs.values())
     finally:
         await link.goodbye()
 
 
-async def _serve(link: Link, share: ActorShare, envs: dict, chat: ChatFormat, sampler: Sampler) -> None:
+async def _serve(
+    link: Link,
+    share: ActorShare,
+    envs: dict,
+    chat: ChatFormat,
+    sampler: Sampler,
+    on_stats: OnStats = lambda stats: None,
+) -> None:
     stats: dict[str, Any] = {}
 
     def report() -> None:
@@ -137,6 +169,7 @@ async def _serve(link: Link, share: ActorShare, envs: dict, chat: ChatFormat, sa
         while True:
             if (now := time.monotonic()) >= stats_due:
                 stats, stats_due = pool.stats(), now + share.actor.heartbeat_s / 2
+                on_stats(stats)
             report()
             try:
                 async with asyncio.timeout(share.actor.heartbeat_s / 2):

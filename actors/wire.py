@@ -21,6 +21,8 @@ import zmq
 
 from protocol import messages as wire
 from protocol.codec import MAX_FRAME_BYTES, Frame, ProtocolError, decode, encode
+from protocol.handshake import Handshake
+from protocol.keys import ClientKeys
 
 log = logging.getLogger("rollway.link")
 
@@ -44,7 +46,8 @@ class WireThread(threading.Thread):
     """``tell`` is called in this thread with every ``Welcome``, ``Ack``, ``Cancel``, ``Leases`` and
     ``Shutdown``, and with one ``LinkError`` if the thread ends before ``close``.
 
-    ``patience_s``: longest silence of the learner that is borne.
+    ``heartbeat_s``: pace until the learner's ``Welcome`` tells its own, which it judges silence by.
+    ``patience_s``: longest silence of the learner that is borne. ``keys``: for a learner that asks for them.
     """
 
     def __init__(
@@ -54,14 +57,18 @@ class WireThread(threading.Thread):
         heartbeat_s: float,
         patience_s: float,
         tell: Callable[[wire.Message | LinkError], None],
+        clock: Callable[[], float] = time.monotonic,
+        keys: ClientKeys | None = None,
     ) -> None:
         super().__init__(name="link", daemon=True)
         self._address, self._actor_id = address, actor_id
         self._beat, self._patience = heartbeat_s, patience_s
-        self._tell = tell
+        self._tell, self._clock = tell, clock
+        self._keys, self._handshake = keys, None
+        self._process = (socket.gethostname()[:255], os.getpid())
         self.servers: list[str] = []
         self.version = 0
-        self.heard = time.monotonic()
+        self.heard = clock()
         # Shared with the callers, under the lock.
         self._lock = threading.Lock()
         self._state: dict[str, Any] = {"capacity": 0, "held": [], "oldest": {}, "stats": {}}
@@ -132,16 +139,14 @@ class WireThread(threading.Thread):
             poller.register(self._wake_in, zmq.POLLIN)
             while self._error is None:
                 closing = self._closing  # read first: what was asked for before it is still sent
-                self._send_due(time.monotonic())
+                self._send_due(self._clock())
                 if closing:
                     return
-                poller.poll(1000 * min(max(self._next_beat - time.monotonic(), 0.0), 0.5))
+                poller.poll(1000 * min(max(self._next_beat - self._clock(), 0.0), 0.5))
                 with suppress(BlockingIOError):
                     while self._wake_in.recv(4096):
                         pass
-                self._receive()
-                if time.monotonic() - self.heard > self._patience:
-                    self._give_up(self._silence())
+                self._listen()
         except Exception as error:
             log.exception("the link's thread died")
             self._give_up(f"the link to {self._address} broke: {error!r}")
@@ -155,6 +160,9 @@ class WireThread(threading.Thread):
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if self._keys:
+            self._keys.apply(self._socket)
+        self._handshake = Handshake(self._socket, keyed=self._keys is not None)
         self._socket.connect(self._address)
 
     def _give_up(self, reason: str) -> None:
@@ -162,6 +170,8 @@ class WireThread(threading.Thread):
         self._tell(self._error)
 
     def _silence(self) -> str:
+        if self._handshake and (problem := self._handshake.problem()):
+            return f"the learner at {self._address} does not let this actor in: {problem}"
         if self._run_id is None:
             return (
                 f"no learner answers at {self._address} after {self._patience:g} s: start it with "
@@ -174,12 +184,9 @@ class WireThread(threading.Thread):
     def _send_due(self, now: float) -> None:
         if not self._welcomed:
             if now >= self._next_beat:
-                host = socket.gethostname()[:255]
-                self._send(
-                    encode(
-                        wire.Hello(protocol=wire.PROTOCOL_VERSION, actor_id=self._actor_id, host=host, pid=os.getpid())
-                    )
-                )
+                host, pid = self._process
+                hello = wire.Hello(protocol=wire.PROTOCOL_VERSION, actor_id=self._actor_id, host=host, pid=pid)
+                self._send(encode(hello))
                 self._next_beat = now + min(self._beat, 1.0)
             return
         with self._lock:
@@ -206,6 +213,11 @@ class WireThread(threading.Thread):
 
     # ── receiving ────────────────────────────────────────────────────────────
 
+    def _listen(self) -> None:
+        self._receive()
+        if self._error is None and self._clock() - self.heard > self._patience:
+            self._give_up(self._silence())
+
     def _receive(self) -> None:
         while self._error is None:
             try:
@@ -217,7 +229,7 @@ class WireThread(threading.Thread):
             except ProtocolError as error:
                 log.warning("a message from %s is not understood: %s", self._address, error)
                 continue
-            self.heard = time.monotonic()
+            self.heard = self._clock()
             self._on_message(message)
 
     def _on_message(self, message: wire.Message) -> None:
@@ -257,6 +269,7 @@ class WireThread(threading.Thread):
             return
         self._run_id, self._welcomed, self._next_beat = welcome.run_id, True, 0.0
         self.version, self.servers = welcome.version, welcome.servers
+        self._beat = welcome.config.get("actor", {}).get("heartbeat_s", self._beat)
         with self._lock:
             for delivery in self._outbox.values():
                 delivery.sent = _NEVER

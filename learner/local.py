@@ -11,12 +11,21 @@ from pathlib import Path
 from rich.console import Console
 
 from configs.schema import Config
-from learner.dashboard import DashboardClient, LearnerRefused, LearnerSilent, open_view
+from learner.dashboard import DashboardClient, LearnerRefused, LearnerSilent, learner_of, open_view
 from learner.evaluate import check_environments
 from learner.run.folder import RunFolder, RunFolderError
 from learner.run.summary import summary_table
 from learner.servers.processes import Child, terminate
-from learner.servers.serving import ServerError, check_model, check_port, server_command, server_urls, wait_healthy
+from learner.servers.serving import (
+    ServerError,
+    check_address,
+    check_model,
+    check_port,
+    server_command,
+    server_urls,
+    wait_healthy,
+)
+from protocol.keys import KeysError
 
 #: How often a dead server or actor is started again before the run is given up.
 MAX_RESTARTS = 5
@@ -44,6 +53,7 @@ class Cluster:
             return
         for index in range(self.config.server.count):
             try:
+                check_address(self.config)
                 check_model(self.config)
                 check_port(self.config.server.host, self.config.server.port + index)
             except ServerError as error:
@@ -133,7 +143,7 @@ def main(config: Config) -> int:
         cluster.start_learner()
         cluster.start_actors()
         code = _watch(config, cluster, console, signals)
-    except (StartError, ServerError) as error:
+    except (StartError, ServerError, KeysError) as error:
         return _fail(str(error))
     finally:
         cluster.stop()
@@ -149,9 +159,8 @@ def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals
     learner = cluster.children["learner"]
     snapshot: dict = {"run": {"phase": "start", "steps": config.run.steps, "started_at": time.time()}}
     note, asked_at = "", 0.0
-    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "*") else config.gateway.host
     with (
-        DashboardClient(f"tcp://{host}:{config.gateway.port}") as client,
+        DashboardClient(*learner_of(config)) as client,
         open_view(console, leave="stop the run") as view,
     ):
         while learner.exit_code != 0:

@@ -1,7 +1,7 @@
 """Message ↔ ZeroMQ frames: one MessagePack header, then the arrays of a group as raw frames.
 
-Frames may come from a stranger. Every size is checked before memory is taken for it, and
-whatever is wrong with them ends in ``ProtocolError``, never in another exception.
+Frames may come from a stranger. Every size is checked before memory is taken for it (``limits``),
+and whatever is wrong with them ends in ``ProtocolError``, never in another exception.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from protocol.limits import Limits, TooMuch, check_shape
 from protocol.messages import PROTOCOL_VERSION, AnyMessage, GroupDone, Message
 from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory
 
@@ -74,30 +75,36 @@ def encode_group(actor_id: str, group: Group) -> list[Frame]:
     return encode(message, group)
 
 
-def decode(frames: Sequence[Frame]) -> tuple[Message, Group | None]:
+def decode(frames: Sequence[Frame], limits: Limits | None = None) -> tuple[Message, Group | None]:
     """Inverse of ``encode``. The arrays are read-only views of the frames: nothing is copied.
 
+    limits: what the receiver takes from peers that it does not trust. Without them only the
+    bounds of the protocol hold: for what a learner says to those that chose it, and for the ledger.
     Raises ``VersionError`` where the header names another protocol version, else ``ProtocolError``.
     """
     if len(frames) not in (1, GROUP_FRAMES):
         raise ProtocolError(f"{len(frames)} frames: a message has 1, a group {GROUP_FRAMES}")
-    message = _decode_header(frames[0])
+    message = _decode_header(frames[0], limits)
     if not isinstance(message, GroupDone):
         if len(frames) != 1:
             raise ProtocolError(f"{message.type}: {len(frames)} frames, want 1")
         return message, None
     if len(frames) != GROUP_FRAMES:
         raise ProtocolError(f"group_done: {len(frames)} frames, want {GROUP_FRAMES}")
-    return message, _cut(message, frames[1:])
+    return message, _cut(message, frames[1:], limits.tokens if limits else MAX_GROUP_TOKENS)
 
 
-def _decode_header(frame: Frame) -> Any:
+def _decode_header(frame: Frame, limits: Limits | None) -> Any:
     if len(frame) > MAX_HEADER_BYTES:
         raise ProtocolError(f"header of {len(frame)} bytes, at most {MAX_HEADER_BYTES}")
     try:
+        if limits:
+            check_shape(frame, limits)
         # Without explicit limits msgpack bounds every string and container by the frame's
         # own size, so a header cannot announce more than it carries. No extension types.
         fields = msgpack.unpackb(frame, max_ext_len=0)
+    except TooMuch as error:
+        raise ProtocolError(str(error)) from None
     except (ValueError, OverflowError, msgpack.UnpackException) as error:
         raise ProtocolError(f"header is not MessagePack: {error}") from None
     if isinstance(fields, dict) and fields.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
@@ -111,7 +118,7 @@ def _decode_header(frame: Frame) -> Any:
         raise ProtocolError(_first(error)) from None
 
 
-def _check_counts(message: GroupDone) -> int:
+def _check_counts(message: GroupDone, most: int = MAX_GROUP_TOKENS) -> int:
     """Σ lengths, after checking that every count in the header is possible."""
     size = len(message.lengths)
     if not size or {len(message.turn_counts), len(message.terminated), len(message.facts)} != {size}:
@@ -119,8 +126,9 @@ def _check_counts(message: GroupDone) -> int:
     if min(message.lengths) < 1 or min(message.turn_counts) < 0:
         raise ProtocolError("group_done: a trajectory without tokens, or with a negative number of turns")
     tokens = sum(message.lengths)
-    if tokens > MAX_GROUP_TOKENS or sum(message.turn_counts) > tokens:
-        raise ProtocolError(f"group_done: {tokens} tokens, {sum(message.turn_counts)} turns: too many")
+    turns = sum(message.turn_counts)
+    if tokens > most or turns > tokens:
+        raise ProtocolError(f"group_done: {tokens} tokens, {turns} turns: too many, at most {most}")
     return tokens
 
 
@@ -135,8 +143,8 @@ def _join(group: Group) -> list[Frame]:
     return [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
 
 
-def _cut(message: GroupDone, frames: Sequence[Frame]) -> Group:
-    tokens = _check_counts(message)
+def _cut(message: GroupDone, frames: Sequence[Frame], most: int) -> Group:
+    tokens = _check_counts(message, most)
     flat = {}
     for (name, dtype), frame in zip(TOKEN_FIELDS.items(), frames, strict=False):
         flat[name] = _array(name, frame, dtype, tokens)

@@ -27,16 +27,30 @@ TOKEN_FIELDS: dict[str, np.dtype] = {
 NO_VERSION = -1
 
 
+class ToolCall(BaseModel):
+    """What must hold of an entry of ``Facts.tool_calls``."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    turn: int
+    name: str
+    latency_s: Finite
+    fault: str | None
+
+
 class Facts(BaseModel):
-    """What must hold of ``Trajectory.facts``; more entries are welcome."""
+    """What must hold of ``Trajectory.facts``, which logs and counters read; more entries are welcome."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     task_id: str
     dataset: str
     seed: int = 0
+    finish: str | None = None
+    outcome_reward: Finite | None = None
+    process_reward: Finite | None = None
     metrics: dict[str, Finite] = {}
-    tool_calls: list[dict[str, Any]] = []
+    tool_calls: list[ToolCall] = []
 
 
 @dataclass(slots=True)

@@ -181,6 +181,9 @@ def test_one_changed_byte_raises_nothing_but_protocol_error(frame, place, value)
         (lambda t: t.facts.update(metrics={"em": "NaN!"}), "facts.metrics.em"),
         (lambda t: t.facts.update(metrics={"em": float("nan")}), "facts.metrics.em"),
         (lambda t: t.facts.update(tool_calls=5), "facts.tool_calls"),
+        (lambda t: t.facts.update(tool_calls=[{"turn": 0, "name": "x", "latency_s": 0.1}]), "facts.tool_calls.0.fault"),
+        (lambda t: t.facts.update(finish=["done"]), "facts.finish"),
+        (lambda t: t.facts.update(outcome_reward=float("inf")), "facts.outcome_reward"),
         (lambda t: t.token_ids.__setitem__(0, -7), "token_ids: a negative id"),
     ],
 )

@@ -1,6 +1,6 @@
 """What a person sees of a run: a live page, or log lines where there is no terminal."""
 
-from learner.dashboard.client import DashboardClient, LearnerRefused, LearnerSilent, main, run_dashboard
+from learner.dashboard.client import DashboardClient, LearnerRefused, LearnerSilent, learner_of, main, run_dashboard
 from learner.dashboard.live import LiveView, PlainView, View, open_view
 from learner.dashboard.plain import plain_lines
 from learner.dashboard.svg import render_svg
@@ -12,6 +12,7 @@ __all__ = [
     "LiveView",
     "PlainView",
     "View",
+    "learner_of",
     "main",
     "open_view",
     "plain_lines",

@@ -12,6 +12,8 @@ import zmq
 
 from configs.schema import Config
 from protocol.codec import MAX_FRAME_BYTES, ProtocolError, decode, encode
+from protocol.handshake import Handshake
+from protocol.keys import DASHBOARD, ClientKeys, KeysError
 from protocol.messages import PROTOCOL_VERSION, Reject, Shutdown, Status, StatusRequest
 
 from .format import clean, seconds
@@ -33,9 +35,10 @@ class LearnerRefused(ConnectionError):
 class DashboardClient:
     """Asks a gateway for snapshots. Not safe for use from several threads."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, keys: ClientKeys | None = None):
         """``address``: tcp://host:port of the gateway. Raises ``ValueError`` if it is not one."""
         self.address = address
+        self._keys = keys
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._history: dict[int, dict[str, Any]] = {}
@@ -71,9 +74,13 @@ class DashboardClient:
                     return self._merge(answer)
         except zmq.Again:
             pass  # no peer to send to yet
+        problem = self._handshake.problem()
+        self._handshake.close()
         # A fresh socket: an answer to this request that still comes must not be taken for the next one's.
         socket.close(linger=0)
         self._socket = None
+        if problem and self._run_id is None:  # one that has let us in before is only starting again
+            raise LearnerRefused(f"the learner at {self.address} does not let this dashboard in: {problem}")
         raise LearnerSilent(f"no learner answers at {self.address}")
 
     def _connect(self) -> zmq.Socket[bytes]:
@@ -81,6 +88,9 @@ class DashboardClient:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDTIMEO, int(ANSWER_S * 1000))
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if self._keys:
+            self._keys.apply(socket)
+        self._handshake = Handshake(socket, keyed=self._keys is not None)
         socket.connect(self.address)
         self._socket = socket
         return socket
@@ -108,7 +118,16 @@ class DashboardClient:
         return {**answer, "history": [self._history[k] for k in sorted(self._history)]}
 
 
-def run_dashboard(address: str, connect_s: float = CONNECT_S, lost_s: float = LOST_S) -> int:
+def learner_of(config: Config) -> tuple[str, ClientKeys | None]:
+    """Address of a configuration's gateway and the keys to show there. Raises ``KeysError``."""
+    gateway = config.gateway
+    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "*") else gateway.host
+    return f"tcp://{host}:{gateway.port}", ClientKeys.load(gateway.keys, DASHBOARD) if gateway.keys else None
+
+
+def run_dashboard(
+    address: str, keys: ClientKeys | None = None, connect_s: float = CONNECT_S, lost_s: float = LOST_S
+) -> int:
     """Show the learner at ``address`` until the person leaves or the run ends.
 
     Returns the exit code: 0 after q, Ctrl-C or the end of the run, 1 where no learner answers.
@@ -117,7 +136,7 @@ def run_dashboard(address: str, connect_s: float = CONNECT_S, lost_s: float = LO
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _exit)
     try:
-        with DashboardClient(address) as client:
+        with DashboardClient(address, keys) as client:
             first = client.snapshot(connect_s)
             with open_view() as view:
                 outcome = _follow(client, view, first, lost_s)
@@ -132,8 +151,10 @@ def run_dashboard(address: str, connect_s: float = CONNECT_S, lost_s: float = LO
 
 def main(config: Config) -> int:
     """``--role dashboard``: the learner at gateway.host:gateway.port."""
-    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "*") else config.gateway.host
-    return run_dashboard(f"tcp://{host}:{config.gateway.port}")
+    try:
+        return run_dashboard(*learner_of(config))
+    except KeysError as error:
+        return _say(str(error))
 
 
 def _follow(client: DashboardClient, view: View, snapshot: dict[str, Any], lost_s: float) -> str:

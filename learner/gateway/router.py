@@ -18,9 +18,11 @@ from typing import Any
 import zmq
 
 from configs.schema import Config
-from learner.gateway.dispatch import Dispatcher, Outgoing
+from learner.gateway.dispatch import SILENT_BEATS, Dispatcher, Outgoing
+from learner.gateway.door import Arrival, Door, StartError
 from learner.gateway.ledger import Ledger
-from protocol.codec import MAX_FRAME_BYTES, ProtocolError, VersionError, decode, encode
+from protocol.codec import ProtocolError, VersionError, decode, encode
+from protocol.limits import Limits
 from protocol.messages import (
     Goodbye,
     GroupDone,
@@ -34,19 +36,20 @@ from protocol.messages import (
 )
 from protocol.trajectory import Group, Trajectory
 
+__all__ = ["Gateway", "Interrupted", "StartError", "WaitTimeout"]
+
 log = logging.getLogger("rollway.gateway")
 
 #: Messages handled before time is looked at again, so that a flood cannot stop the clock.
 _BURST = 256
-_LINGER_MS = 1000
+#: Least silence, in seconds, after which a connection is cut.
+_SILENCE_S = 60.0
+#: The longest that the thread may take to end, in seconds.
+_STOP_S = 8.0
 #: Seconds between two log lines about rejected frames.
 _COMPLAIN_S = 5.0
 _HISTORY = 2000
 _FROM_ACTORS = (Hello, Heartbeat, GroupDone, GroupFailed, Goodbye)
-
-
-class StartError(RuntimeError):
-    """The gateway cannot start; the text tells what to change."""
 
 
 class Interrupted(Exception):
@@ -61,7 +64,9 @@ class Gateway:
     """Thread-safe. ``welcome`` is the share of the configuration that actors are given."""
 
     def __init__(self, config: Config, ledger: Ledger, run_id: str, welcome: dict[str, Any]) -> None:
-        self._address = f"tcp://{config.gateway.host}:{config.gateway.port}"
+        self._config = config.gateway
+        self._limits = Limits(tokens=config.learner.group_size * config.model.max_tokens)
+        self._silence_s = max(_SILENCE_S, 2 * SILENT_BEATS * config.actor.heartbeat_s)
         self._tick_ms = 1000 * config.actor.heartbeat_s / 10
         self._ledger = ledger
         # The ledger's own id tells two runs in folders of the same name apart.
@@ -84,20 +89,8 @@ class Gateway:
     # ── the learner's calls ──────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Bind and serve. Raises ``StartError``, e.g. where the port is in use."""
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that reconnects takes its name over
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        try:
-            self._socket.bind(self._address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise StartError(
-                f"the gateway cannot listen on {self._address}: {error.strerror}; "
-                "set gateway.host and gateway.port to a free address, or end the run that has this one"
-            ) from None
+        """Bind and serve. Raises ``StartError``, e.g. where the port is in use or keys are missing."""
+        self._door = Door(self._config, self._limits, self._silence_s)
         self._thread.start()
 
     def interrupt(self) -> None:
@@ -114,7 +107,7 @@ class Gateway:
             self._stop_reason = self._stop_reason or reason
         if self._thread.is_alive():
             self._wake()
-            self._thread.join(timeout=5.0 + _LINGER_MS / 1000)
+            self._thread.join(timeout=_STOP_S)
             if self._thread.is_alive():
                 log.error("the gateway's thread did not end; its socket is left to the operating system")
                 return
@@ -239,10 +232,11 @@ class Gateway:
     def _run(self) -> None:
         try:
             poller = zmq.Poller()
-            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._door.socket, zmq.POLLIN)
             poller.register(self._wake_in, zmq.POLLIN)
             while self._stop_reason is None:
                 poller.poll(self._tick_ms)
+                self._door.check()
                 self._drain_wakeups()
                 self._receive()
                 with self._lock:
@@ -257,7 +251,7 @@ class Gateway:
                 self._crash = error
                 self._changed.notify_all()
         finally:
-            self._context.destroy(linger=_LINGER_MS)
+            self._door.close()
 
     def _drain_wakeups(self) -> None:
         with suppress(BlockingIOError):
@@ -266,33 +260,41 @@ class Gateway:
 
     def _receive(self) -> None:
         for _ in range(_BURST):
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            arrival = self._door.receive()
+            if arrival is None:
                 return
+            valid = False
             try:
-                self._handle(identity.bytes, [frame.buffer for frame in frames])
+                self._handle(arrival)
+                valid = True
             except ProtocolError as error:
-                self._reject(identity.bytes, error)
+                self._reject(arrival.identity, error)
+            finally:
+                self._door.done(arrival, valid)
 
-    def _handle(self, identity: bytes, frames: list[memoryview]) -> None:
-        message, group = decode(frames)
+    def _handle(self, arrival: Arrival) -> None:
+        message, group = decode([frame.buffer for frame in arrival.frames], self._limits)
         if isinstance(message, StatusRequest):
-            self._socket.send_multipart([identity, *encode(Status(snapshot=self.snapshot(message.since_step)))])
+            if not self._door.is_behind(arrival):  # one large answer at a time: a dashboard asks again
+                self._door.send(arrival.identity, encode(Status(snapshot=self.snapshot(message.since_step))))
             return
         if not isinstance(message, _FROM_ACTORS):
             raise ProtocolError(f"{message.type} is for the learner to send")
-        if identity != message.actor_id.encode():
+        if arrival.from_dashboard:
+            raise ProtocolError(f"{message.type}: a dashboard's key may only look")
+        if arrival.identity != message.actor_id.encode():
             raise ProtocolError("actor_id is not the identity of the socket")
+        known = self._dispatcher.roster.actors
+        if isinstance(message, Hello) and message.actor_id not in known and len(known) >= self._config.max_peers:
+            raise ProtocolError(f"gateway.max_peers ({self._config.max_peers}) actors are there already")
         with self._lock:
             out = self._dispatcher.on_message(message.actor_id, message, group, time.monotonic())
             self._changed.notify_all()
         self._send(out)
 
     def _send(self, messages: Outgoing) -> None:
-        """To a peer that is gone the socket drops messages. That is safe: they carry state, not deltas."""
         for actor_id, message in messages:
-            self._socket.send_multipart([actor_id.encode(), *encode(message)])
+            self._door.send(actor_id.encode(), encode(message))
 
     def _reject(self, identity: bytes, error: ProtocolError) -> None:
         self._rejected += 1
@@ -302,4 +304,4 @@ class Gateway:
             self._complain_at = now + _COMPLAIN_S
             level = logging.ERROR if isinstance(error, VersionError) else logging.WARNING
             log.log(level, "frames of %r are rejected (%d so far): %s", identity[:40], self._rejected, error)
-        self._socket.send_multipart([identity, *encode(Reject(reason=str(error)))])
+        self._door.send(identity, encode(Reject(reason=str(error))))

@@ -21,6 +21,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from configs.schema import Config
+from configs.security import is_loopback
 from learner.weights import weight_backend
 
 #: The name under which every server offers the policy.
@@ -96,6 +97,19 @@ def check_port(host: str, port: int) -> None:
         raise ServerError(
             f"cannot listen on {host}:{port}: {error.strerror}; check server.host and server.port"
         ) from None
+
+
+def check_address(config: Config) -> None:
+    """Raise ServerError where other machines could reach a server and nobody said that they may.
+
+    vLLM's ``--api-key`` is no help: it guards /v1 only, not the routes for weights and worker calls.
+    """
+    server = config.server
+    if not is_loopback(server.host) and not server.insecure:
+        raise ServerError(
+            f"server.host {server.host} can be reached by other machines, and vLLM has no keys for its weight routes: "
+            "keep 127.0.0.1 and tunnel to it (docs/security.md), or, on a network of your own, set server.insecure=true"
+        )
 
 
 # ── command line ─────────────────────────────────────────────────────────────
@@ -268,6 +282,7 @@ def server_metrics(url: str) -> dict[str, float]:
 def main(config: Config) -> int:
     """``--role server``: become the first server of the configuration, in the foreground."""
     try:
+        check_address(config)
         check_model(config.model_copy(update={"baselines": []}))  # those are the learner's business
         check_port(config.server.host, config.server.port)
     except ServerError as error:
