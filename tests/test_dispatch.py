@@ -528,6 +528,18 @@ def test_evaluation_survives_failures_deaths_and_old_weights(caplog):
     assert "counts as not answered" in caplog.text
 
 
+def test_a_second_copy_of_an_evaluation_episode_is_thrown_away_without_alarm(caplog):
+    world = World(actors=(), groups=1, staleness=0)
+    world.dispatcher.submit_eval(tasks(2), 0)
+    world.join("a")
+    lease = next(lease for lease in world.held["a"].values() if lease.purpose == "eval")
+    for _ in range(2):
+        assert ("a", Ack(lease_id=lease.lease_id)) in world.done("a", lease)
+    assert world.dispatcher.eval_results() is None and not caplog.text
+    world.done("a", lease.model_copy(update={"lease_id": "another.eval0.1.1"}))
+    assert "no lease was ever called" in caplog.text
+
+
 def test_a_new_evaluation_replaces_one_that_was_given_up():
     world = World(actors=(), groups=1, staleness=0)
     world.dispatcher.paused = True

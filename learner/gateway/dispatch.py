@@ -217,7 +217,8 @@ class Dispatcher:
             return
         seq = self._ids.seq(group.lease_id)
         if seq is None:
-            log.error("%s: no lease was ever called %r", actor_id, group.lease_id)
+            if not self._ids.ours(group.lease_id):  # else of an evaluation that is over, or a second copy
+                log.error("%s: no lease was ever called %r", actor_id, group.lease_id)
         elif self._ledger.state(seq) != "pending":
             self._ledger.count("duplicates")
         elif problem := self._problem(group, self._ledger.unit(seq).task, self._group_size):

@@ -52,7 +52,7 @@ class LeaseIds:
     def __init__(self, run_id: str, boot: int) -> None:
         self._run_id, self._boot = run_id, boot
         self._issued = 0
-        self._training = re.compile(re.escape(run_id) + r"\.train(\d{1,18})\.\d+\.\d+", re.ASCII)
+        self._ours = re.compile(re.escape(run_id) + r"\.(train|eval)(\d{1,18})\.\d+\.\d+", re.ASCII)
 
     def new(self, unit: int, purpose: str) -> str:
         self._issued += 1
@@ -60,8 +60,12 @@ class LeaseIds:
 
     def seq(self, lease_id: str) -> int | None:
         """The unit of a training lease of this run; None for any other name."""
-        match = self._training.fullmatch(lease_id)
-        return int(match[1]) if match else None
+        match = self._ours.fullmatch(lease_id)
+        return int(match[2]) if match and match[1] == "train" else None
+
+    def ours(self, lease_id: str) -> bool:
+        """Whether any boot of this run may have issued the lease."""
+        return self._ours.fullmatch(lease_id) is not None
 
 
 class Roster:
