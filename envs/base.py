@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.base import Tool, ToolResult
+from tools.base import Tool, ToolResult, close_tools
 
 Message = dict[str, Any]
 
@@ -42,7 +42,9 @@ class ToolEnv(ABC):
     episodes of a process and built once; instance state is one episode.
 
     ``reset``, ``step``, ``truncate`` and ``close`` may also be plain functions: they then run
-    in a thread, off the event loop that hundreds of other episodes share."""
+    in a thread, off the event loop that hundreds of other episodes share.
+
+    Any environment can be given further tools by ``env.args.tools``; see ``envs.registry``."""
 
     #: What the policy may call; an instance may set its own in ``reset``.
     tools: Sequence[Tool] = ()
@@ -74,5 +76,6 @@ class ToolEnv(ABC):
         """The episode was cut by a limit (turns, tokens): the outcome as it stands, done=True."""
         return StepResult(done=True, info={"metrics": {}, "outcome_reward": 0.0})
 
-    async def close(self) -> None:  # noqa: B027 (nothing to free is usual)
-        """Free what the episode held."""
+    async def close(self) -> None:
+        """Free what the episode held: its tools, and in a subclass whatever else it opened."""
+        await close_tools(self.tools)

@@ -40,8 +40,9 @@ class SearchQA(AnswerEnv):
         return [*system, {"role": "user", "content": task["question"]}]
 
     def process_reward(self, results: Sequence[ToolResult]) -> float:
-        self._searches += sum(result.fault is None for result in results)
-        seen = {title for result in results for title in result.data or ()}
+        answered = [result for result in results if result.fault is None and result.name == SearchTool.name]
+        self._searches += len(answered)
+        seen = {title for result in answered for title in result.data}
         new = (seen & self._gold) - self._found
         self._found |= new
         return self.process_weight * len(new) / len(self._gold) if self._gold else 0.0

@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
-from tools.base import Fault, Tool, ToolCall, ToolResult
+from tools.base import CallTimeout, Fault, Tool, ToolCall, ToolResult
 from tools.threads import BlockingCalls, GivenUp, TooManyHung
 
 #: Where plain ``execute`` functions run; one pool a process, shared by all episodes.
@@ -96,6 +96,8 @@ async def _execute(tool: Tool, arguments: dict[str, Any]) -> Any:
         raise _CallFailed("timeout", f"{tool.name} gave no answer within {tool.timeout_s:g} s") from None
     except TooManyHung as error:
         raise _CallFailed("timeout", f"{tool.name} was not run: {error}") from None
+    except CallTimeout as error:
+        raise _CallFailed("timeout", f"{tool.name}: {error}"[: tool.max_output_chars]) from None
     except Exception as error:
         raise _CallFailed("error", _short(f"{tool.name} failed: {_describe(error)}")) from error
 
