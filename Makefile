@@ -1,4 +1,4 @@
-# make train | test | gpu | lint | clean — see README.md
+# make train | test | gpu | lint | browser | clean — see README.md
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ PINS   := configs/requirements
 PIP    := $(BIN)/python -m pip install --no-deps --disable-pip-version-check --quiet
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: train test gpu lint clean
+.PHONY: train test gpu lint browser clean
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.cpu
@@ -20,6 +20,14 @@ gpu: $(VENV)/.gpu
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# For the tests that open the report in a real browser; they are skipped where there is none. Never fails.
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" != 0 ]; then echo "No Chromium; installing it needs root. The browser tests will be skipped."; \
+	elif ! command -v apt-get > /dev/null; then echo "No Chromium and no apt-get. The browser tests will be skipped."; \
+	elif timeout 600 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium' > /dev/null; then command -v chromium; \
+	else echo "apt-get could not install Chromium. The browser tests will be skipped."; fi
 
 clean:
 	rm -rf $(VENV)

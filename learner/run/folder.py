@@ -4,6 +4,8 @@ config.yaml      the resolved configuration (config-<n>.yaml: those of earlier p
 metrics.jsonl    a record a step and a record an evaluation, flushed as they are written
 tensorboard/     the same for TensorBoard
 trajectories/    sampled episodes to read
+episodes.jsonl   sampled episodes with their tokens, for the report and the browser
+environment.json machine, revision and packages of the newest part of the run
 logs/            one file a process
 checkpoints/, export/
 summary.json     written last: its presence says that the run is over
@@ -25,6 +27,7 @@ import psutil
 from configs.load import dump_config
 from configs.schema import Config
 from learner.run.durable import replace_text
+from learner.run.environment import environment
 from learner.run.scalars import ScalarLog
 
 #: Files that only a run which got going leaves.
@@ -50,6 +53,7 @@ class RunFolder:
         self.notes: list[str] = []
         self._scalars = ScalarLog(path / "tensorboard") if tensorboard else None
         self._metrics_path = path / "metrics.jsonl"
+        self._episodes_path = path / "episodes.jsonl"
         self._metrics: IO[str] | None = None
         self._lock: IO[str] | None = None
 
@@ -91,6 +95,7 @@ class RunFolder:
         for part in (folder.checkpoints, folder.logs, folder.trajectories):
             part.mkdir(exist_ok=True)
         folder._write_config(dump_config(config))
+        replace_text(path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         return folder
 
     def close(self) -> None:
@@ -128,18 +133,10 @@ class RunFolder:
 
         Raises ``RunFolderError`` naming the line where one before it cannot be read.
         """
-        content = self._metrics_path.read_bytes() if self._metrics_path.exists() else b""
-        records = []
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                where = f"{self._metrics_path}:{number}"
-                raise RunFolderError(f"{where} is not JSON ({error}): mend or delete that line") from None
-        return records
+        return _read_lines(self._metrics_path)
 
     def truncate_metrics(self, step: int) -> None:
-        """Forget all records after ``step``: a learner that resumes there writes them again."""
+        """Forget all records and episodes after ``step``: a learner that resumes there writes them again."""
         if self._metrics:
             self._metrics.close()
             self._metrics = None
@@ -147,6 +144,21 @@ class RunFolder:
         replace_text(self._metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
         if self._scalars:
             self._scalars.rewind(step)
+        if self._episodes_path.exists():
+            lines = (json.dumps(record) + "\n" for record in self.read_episodes() if record["step"] <= step)
+            replace_text(self._episodes_path, "".join(lines))
+
+    # ── episodes ─────────────────────────────────────────────────────────────
+
+    def log_episodes(self, records: list[dict[str, Any]]) -> None:
+        """Add sampled episodes (``learner.run.episodes``), one line each."""
+        _cut_torn_line(self._episodes_path)
+        with self._episodes_path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
+
+    def read_episodes(self) -> list[dict[str, Any]]:
+        """All of them, without a last line that a kill tore. Raises ``RunFolderError`` as ``read_metrics`` does."""
+        return _read_lines(self._episodes_path)
 
     # ── single files ─────────────────────────────────────────────────────────
 
@@ -219,12 +231,31 @@ class RunFolder:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """So that the next record does not run into it."""
-    if path.exists():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
+    """So that the next record does not run into it. Reads the end of the file only."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        size = whole = file.seek(0, os.SEEK_END)
+        while whole > 0:
+            start = max(0, whole - 65536)
+            file.seek(start)
+            if (found := file.read(whole - start).rfind(b"\n")) >= 0:
+                whole = start + found + 1
+                break
+            whole = start
+    if whole < size:
+        os.truncate(path, whole)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    content = path.read_bytes() if path.exists() else b""
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise RunFolderError(f"{path}:{number} is not JSON ({error}): mend or delete that line") from None
+    return records
 
 
 def _free_name(path: Path) -> Path:

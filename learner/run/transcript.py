@@ -44,15 +44,15 @@ class Transcriber:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model)
-        self._decode: Decode = lambda ids: tokenizer.decode(
+        self.decode: Decode = lambda ids: tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def text(self, trajectory: Trajectory) -> str:
-        return render(trajectory, self._decode)
+        return render(trajectory, self.decode)
 
     def view(self, trajectory: Trajectory) -> dict[str, Any]:
-        return view(trajectory, self._decode)
+        return view(trajectory, self.decode)
 
 
 def segments(trajectory: Trajectory, decode: Decode) -> list[Segment]:
