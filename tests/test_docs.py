@@ -7,9 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from configs.load import load_config
 from envs.registry import load_env
+from learner.algorithm.advantages import compute_advantages
+from protocol.trajectory import Group
+from tests.episodes import episode
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -47,11 +52,29 @@ COVERED = {
     "make test": "this very run",
     "python run.py --role eval model.path=runs/quickstart/export": "test_end_to_end.py::test_eval_of_the_export",
     "python run.py run.resume=true run.steps=200": "test_end_to_end.py::test_a_finished_run_can_be_gone_on_with",
+    "python -m benchmarks.fuzz_gateway --quick": "test_security.py::test_the_fuzzer_reports",
+    "python -m benchmarks.fuzz_gateway --frames 1000000": "the same, with more frames",
+    "python -m benchmarks.simulate --schedules 10000 --workers 4": "test_simulation.py::test_a_hundred_schedules",
+    "python -m benchmarks.simulate --seed 7 --trace": "test_simulation.py::test_a_seed_tells_the_same_story_every_time",
     "tensorboard --logdir runs/quickstart/tensorboard": "test_runfolder.py reads the files",
 }
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/extending.md", "docs/world.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/algorithms.md",
+        "docs/data.md",
+        "docs/extending.md",
+        "docs/guarantees.md",
+        "docs/paper-table.md",
+        "docs/prometheus.md",
+        "docs/report.md",
+        "docs/security.md",
+        "docs/world.md",
+    ],
+)
 def test_every_command_is_run(document):
     """Not covered elsewhere: run as it stands, with --dry-run where it would start something."""
     for command in commands(document):
@@ -69,3 +92,17 @@ def test_every_command_is_run(document):
         dry = [] if "--dry-run" in words else ["--dry-run"]
         done = subprocess.run([sys.executable, *words[1:], *dry], cwd=ROOT, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"{document}: {command!r}: {done.stderr}"
+
+
+def test_the_example_estimator_is_named_in_the_configuration_and_takes_the_median(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    chosen = ["type=custom", "path=median_baseline:median_baseline", "args.scale=0.5"]
+    config = load_config(overrides=[f"algorithm.advantage.{option}" for option in chosen])
+    groups = [Group("l", "t", [episode(r) for r in (9, 0, 0, 1, 0)]), Group("l", "u", [episode(1), episode(1)])]
+    values, silent = compute_advantages(config.algorithm, groups)
+    assert [v[1] for v in values] == [4.5, 0, 0, 0.5, 0] and values[0].dtype == np.float32
+    assert values[0].tolist() == [0, 4.5, 4.5, 0, 4.5, 4.5] and not any(v.any() for v in silent)
+    wrong = config.model_copy(deep=True).algorithm
+    wrong.advantage.path = "median_baseline:mean"
+    with pytest.raises(ValueError, match=r"algorithm\.advantage\.path: median_baseline:mean: .*PYTHONPATH"):
+        compute_advantages(wrong, groups)

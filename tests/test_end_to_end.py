@@ -133,6 +133,28 @@ def test_eval_of_the_export(finished):
     assert all(name in done.stdout for name in ("hotpot", "wiki2", "musique", "EM"))
 
 
+def test_without_learning_both_engines_stay_equal_and_a_dashboard_watches(tmp_path):
+    """Learning rate 0: over whole training batches of multi-turn episodes mean |log π − log μ| ≤ 1e-4.
+
+    A dashboard attaches from another process meanwhile and ends with the run.
+    """
+    folder = tmp_path / "rollway-e2e"
+    args = [*SMALL, f"run.dir={folder}", "run.steps=2", "learner.optimizer.lr=0", "eval.every=0", "eval.final_size=4"]
+    learner = subprocess.Popen([sys.executable, "run.py", *args, "baselines=[]"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        watching = run(sys.executable, "run.py", "--role", "dashboard", *PORTS, timeout=240)
+        assert learner.wait(60) == 0, _logs(folder)
+    finally:
+        learner.kill()
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' not in line]
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert step["episodes"] == 64 and step["turns"] > 1.5
+        assert step["logprob_mismatch_mean"] <= 1e-4 and step["lr"] == 0
+    assert watching.returncode == 0, watching.stderr
+    assert "step 2/2" in watching.stdout and "done" in watching.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
