@@ -8,11 +8,14 @@ follow one everywhere (also in JSON and in tags) to be two tokens.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -93,6 +96,22 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, hidden: int = 128, layers: i
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
+
+
+def look_one_back(attention: nn.Module, head: int, gain: float = 60.0, pairs: int = 8) -> None:
+    """Sets the query and key biases of one head so that it attends to the token before, whatever the tokens.
+
+    Under rotary embeddings a constant query q and key k score Σᵢ qᵢ·R(δθᵢ)kᵢ at distance δ, which here
+    is gain · Σ cos((δ − 1)θᵢ) over the ``pairs`` fastest rotations, before the division by √d: largest
+    at δ = 1. Copying needs such a head (Olsson et al. 2022); it forms by itself too, some hundred steps later.
+    """
+    size = attention.head_dim
+    theta = attention.config.rope_parameters["rope_theta"] ** (-2.0 * torch.arange(pairs) / size)
+    first, second = head * size + torch.arange(pairs), head * size + size // 2 + torch.arange(pairs)
+    with torch.no_grad():
+        attention.k_proj.bias[first] = math.sqrt(gain)
+        attention.q_proj.bias[first] = math.sqrt(gain) * theta.cos()
+        attention.q_proj.bias[second] = -math.sqrt(gain) * theta.sin()
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -76,7 +76,9 @@ def test_missing_file_names_the_presets():
 
 
 def run_py(*args):
-    return subprocess.run([sys.executable, ROOT / "run.py", *args], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, ROOT / "run.py", *args], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
 
 
 def test_dry_run_prints_the_whole_resolved_configuration():

@@ -258,7 +258,7 @@ def test_names_are_two_tokens_and_years_one(tokenizer, heldout):
 @pytest.mark.parametrize(
     "text",
     [
-        "héllo 世界 '' \n\n  x's don't \"}} {\"name\": \"a\", 123 <think> foo</think>\n\n<tool_call>\n{}",
+        'héllo 世界 \'\' \n\n  x\'s don\'t "}} {"name": "a", 123 <think> foo</think>\n\n<tool_call>\n{}',
         "Are you OK?  \t\r\n- x",
         "🙂 <answer></answer><|im_end|>",
     ],

@@ -45,7 +45,9 @@ def repeating_drill(world, rng: random.Random, phrases: int, times: int) -> Segm
     only be found where that word stood before: this drill makes the circuit that every copy needs
     (induction heads; Olsson et al. 2022), which episodes alone form slowly and badly.
     """
-    drawn = [phrase(name, rng.sample(list(ASK), rng.choice((0, 0, 1, 2, 3, 4)))) for name in rng.sample(world.names, phrases)]
+    drawn = [
+        phrase(name, rng.sample(list(ASK), rng.choice((0, 0, 1, 2, 3, 4)))) for name in rng.sample(world.names, phrases)
+    ]
     segments: Segments = [("<|im_start|>assistant\n<think>", False)]
     for turn in range(1 + times):
         for text in rng.sample(drawn, phrases):
