@@ -6,6 +6,7 @@ defaults so that a run of one's own may go on beside the tests.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -45,6 +46,16 @@ def finished(tmp_path_factory):
     done = run("make", "train", f"ARGS=run.dir={folder} {' '.join(SMALL)}")
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{_logs(folder)}"
     return done, folder
+
+
+def _await_port(port: int, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+    raise TimeoutError(f"nothing listens on port {port}")
 
 
 def _logs(folder: Path) -> str:
@@ -142,6 +153,7 @@ def test_without_learning_both_engines_stay_equal_and_a_dashboard_watches(tmp_pa
     args = [*SMALL, f"run.dir={folder}", "run.steps=2", "learner.optimizer.lr=0", "eval.every=0", "eval.final_size=4"]
     learner = subprocess.Popen([sys.executable, "run.py", *args, "baselines=[]"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
+        _await_port(5691)
         watching = run(sys.executable, "run.py", "--role", "dashboard", *PORTS, timeout=240)
         assert learner.wait(60) == 0, _logs(folder)
     finally:
@@ -179,8 +191,6 @@ def test_what_is_not_there_is_one_line_and_an_exit(tmp_path, args, says):
 
 
 def test_a_port_in_use_is_one_line_and_an_exit(tmp_path):
-    import socket
-
     with socket.create_server(("127.0.0.1", 8391)):
         done = run(sys.executable, "run.py", f"run.dir={tmp_path / 'run'}", *PORTS, timeout=60)
     assert done.returncode == 1 and "port 8391 on 127.0.0.1 is in use" in done.stderr and ours() == []

@@ -145,6 +145,16 @@ async def test_evaluation_while_training_is_paused(port, gateway):
     assert gateway.snapshot()["queue"]["leased"] == 0
 
 
+async def test_a_dashboard_is_shown_the_end_though_it_did_not_ask_again(port, gateway):
+    gateway.append_history({"step": 1})
+    async with raw_peer(port, b"dashboard") as peer:
+        await ask(peer, StatusRequest(protocol=PROTOCOL_VERSION, since_step=2))
+        gateway.publish("run", {"phase": "done"})
+        await asyncio.to_thread(gateway.stop, "over")
+        last = decode(await asyncio.to_thread(peer.recv_multipart))[0]
+    assert last.snapshot["run"]["phase"] == "done" and last.snapshot["history"] == []
+
+
 async def test_status_shows_everything_and_history_from_a_step_on(port, gateway):
     gateway.publish("run", {"phase": "wait", "step": 1})
     gateway.publish("run", {"phase": "update"})

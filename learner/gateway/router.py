@@ -46,6 +46,8 @@ _BURST = 256
 _SILENCE_S = 60.0
 #: The longest that the thread may take to end, in seconds.
 _STOP_S = 8.0
+#: Seconds since its last question for which a dashboard counts as watching.
+_WATCHING_S = 5.0
 #: Seconds between two log lines about rejected frames.
 _COMPLAIN_S = 5.0
 _HISTORY = 2000
@@ -81,6 +83,8 @@ class Gateway:
         self._crash: BaseException | None = None
         self._interrupted = False
         self._dismiss = True
+        #: identity of a dashboard → (when it asked last, the step from which on)
+        self._watchers: dict[bytes, tuple[float, int]] = {}
         self._rejected = 0
         self._complain_at = 0.0
         self._sections: dict[str, Any] = {"run": {}, "evals": [], "servers": [], "latest": {}}
@@ -245,6 +249,7 @@ class Gateway:
                 self._send(out)
             if self._dismiss:
                 self._send(self._dispatcher.shutdown(self._stop_reason))
+                self._show_the_end()
         except BaseException as error:
             log.exception("the gateway's thread died")
             with self._lock:
@@ -275,6 +280,7 @@ class Gateway:
     def _handle(self, arrival: Arrival) -> None:
         message, group = decode([frame.buffer for frame in arrival.frames], self._limits)
         if isinstance(message, StatusRequest):
+            self._watch(arrival.identity, message.since_step)
             if not self._door.is_behind(arrival):  # one large answer at a time: a dashboard asks again
                 self._door.send(arrival.identity, encode(Status(snapshot=self.snapshot(message.since_step))))
             return
@@ -291,6 +297,20 @@ class Gateway:
             out = self._dispatcher.on_message(message.actor_id, message, group, time.monotonic())
             self._changed.notify_all()
         self._send(out)
+
+    def _watch(self, identity: bytes, since_step: int) -> None:
+        """Remember a dashboard and what it has seen; of very many, those that asked last."""
+        self._watchers.pop(identity, None)
+        self._watchers[identity] = (time.monotonic(), since_step)
+        if len(self._watchers) > self._config.max_peers:
+            del self._watchers[next(iter(self._watchers))]
+
+    def _show_the_end(self) -> None:
+        """The last state to every dashboard still there: the run may end between two of its questions."""
+        now = time.monotonic()
+        for identity, (asked, since_step) in self._watchers.items():
+            if now - asked < _WATCHING_S:
+                self._door.send(identity, encode(Status(snapshot=self.snapshot(since_step))))
 
     def _send(self, messages: Outgoing) -> None:
         for actor_id, message in messages:
