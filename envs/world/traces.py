@@ -114,21 +114,25 @@ def wording_drill(world, rng: random.Random) -> list[Message]:
 
 
 def rewriting_drill(world, rng: random.Random, top_k: int = 1) -> list[Message]:
-    """One step of rewriting: a program of two to four relations, a search, the program that is left.
+    """One to three steps of rewriting: a program, a search, the program that is left, and so on.
 
-    The first relation is the entity's own, the rest are drawn at random, whether or not they make
-    sense: what is practised is to copy what is behind, however long. There is no question and no answer.
+    The relations followed are the entities' own; behind them stand one to three drawn at random, whether
+    or not they make sense: what is practised is to copy what is behind, however long and however late.
+    There is no question, and nothing is followed to its end.
     """
-    entity = world.entities[rng.choice(world.names)]
-    first = rng.choice([r for r, target in RELATIONS[entity.kind].items() if target != "year"])
-    program = chain(entity.name, first, *rng.choices(list(ASK), k=rng.randint(1, 3)))
-    (left,) = advance(program, world.entities)
-    return [
-        say("user", str(program)),
-        say("assistant", think([program]) + call(entity.name)),
-        say("tool", world.lookup(entity.name, top_k)),
-        say("assistant", think([left]) + call(left.current)),
-    ]
+    name, followed = rng.choice(world.names), []
+    for _ in range(rng.randint(1, 3)):
+        options = [r for r, target in RELATIONS[world.entities[name].kind].items() if target != "year"]
+        followed.append((name, rng.choice(options)))
+        name = world.entities[name].attributes[followed[-1][1]]
+    tail = rng.choices(list(ASK), k=rng.randint(1, 3))
+    program = chain(followed[0][0], *(relation for _, relation in followed), *tail)
+    messages = [say("user", str(program)), say("assistant", think([program]) + call(followed[0][0]))]
+    for entity, _ in followed:
+        messages.append(say("tool", world.lookup(entity, top_k)))
+        (program,) = advance(program, world.entities)
+        messages.append(say("assistant", think([program]) + call(program.current)))
+    return messages
 
 
 def rag_example(question: Question, world, top_k: int = 5) -> list[Message]:
