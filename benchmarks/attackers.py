@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -21,16 +22,16 @@ _BURST = 20
 _MOST_COUNTED = 10
 
 
-class Attacker:
+class Attacker(ABC):
     """``act`` sends what it can at once and returns the number of frames that are out."""
 
     name: str
 
-    def act(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def act(self) -> int: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 class Peer(Attacker):

@@ -54,6 +54,15 @@ def check_overrides(overrides: list[str], arms: Iterable[Iterable[str]]) -> None
             raise ConfigError(f"{name} is set by the benchmark itself: --dry-run shows where, --help its options")
 
 
+def plan_arms(args: argparse.Namespace, arms: dict[str, tuple[str, ...]], *common: str) -> list[Cell]:
+    """A cell for each seed and arm: ``common`` options, those of the command line, then the arm's own."""
+    check_overrides(args.overrides, arms.values())
+    options = (*common, *args.overrides)
+    return [
+        Cell.of(arm, seed, folder_of(args), (*options, *own)) for seed in seeds_of(args) for arm, own in arms.items()
+    ]
+
+
 def show_plan(cells: list[Cell]) -> None:
     """One line a cell: its state, and the command that ``run.py`` is called with."""
     for cell in cells:

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cell_cli import check_overrides, chosen, folder_of, guarded, parser, seeds_of, show_plan
+from benchmarks.cell_cli import chosen, guarded, parser, plan_arms, show_plan
 from benchmarks.cells import Cell, finished, play, scores
 
 STALENESS = 8
@@ -96,11 +96,7 @@ def compare(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
-    check_overrides(args.overrides, ARMS.values())
-    common = (*COMMON, *(QUICK if args.quick else ()), *args.overrides)
-    return [
-        Cell.of(arm, seed, folder_of(args), (*common, *own)) for seed in seeds_of(args) for arm, own in ARMS.items()
-    ]
+    return plan_arms(args, ARMS, *COMMON, *(QUICK if args.quick else ()))
 
 
 def run(args: argparse.Namespace) -> int:

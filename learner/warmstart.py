@@ -32,7 +32,7 @@ from tools.search_index import format_passages
 TRAIN_SETS = ("hotpot", "wiki2")
 #: Seeds of the worlds that traces are drawn from; reinforcement learning uses others.
 FIRST_WORLD = 1000
-#: About an hour on two cores.
+#: Half an hour on a core that multiplies bfloat16.
 AGENT_STEPS = 6_000
 #: Of the Naive-RAG policy, on top of the agent's own: it reads as well as the agent does.
 RAG_STEPS = 3_000
@@ -206,8 +206,8 @@ Maker = Callable[[World, random.Random, PreTrainedTokenizerFast], "Example"]
 def lessons(kind: str) -> Iterator[list[tuple[Maker, int]]]:
     """The curriculum: each lesson is (maker of examples, how many) pairs; the last one goes on for ever.
 
-    Copying first: after about 800 steps of it alone the loss falls, within a hundred, from .5 to what
-    chance leaves. Everything later builds on that and is learned badly without. Then look-ups, then episodes.
+    Copying first: after some 600 steps of it alone the loss falls, within a hundred or two, from .5 to
+    what chance leaves. Everything later builds on that and is learned badly without. Then look-ups, then episodes.
     """
     if kind == "rag":
         yield from itertools.repeat([(rag_trace, 3000)])

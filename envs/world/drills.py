@@ -1,7 +1,8 @@
-"""Look-up drills: passages, then many programs, each followed by what the passages make of it.
+"""Drills, whose every other token is taught: looking up, and finding again what followed a word.
 
-In an episode only a handful of tokens depend on reading; here every other one does. A policy of
-under a million parameters learns to read from these several times faster than from episodes alone.
+A look-up drill shows passages, then many programs, each followed by what the passages make of it. In
+an episode only a handful of tokens depend on reading; a policy of under a million parameters learns to
+read from these several times faster than from episodes alone.
 """
 
 from __future__ import annotations
