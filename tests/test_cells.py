@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import cells, off_policy, process_rewards
+from benchmarks import cell_cli, cells, off_policy, process_rewards
 from benchmarks.cells import Cell, begun, finished
 from benchmarks.paper_table import __main__ as paper_table
 from benchmarks.paper_table.methods import DATASETS
@@ -217,4 +217,4 @@ def test_off_policy_reports_and_refuses_what_its_arms_differ_in(canned, tmp_path
     assert "hardly off-policy" in out
     assert off_policy.main(["--dry-run", "staleness=4"]) == 2
     with pytest.raises(ConfigError, match="staleness"):
-        off_policy.check_overrides(["staleness=4"], off_policy.ARMS.values())
+        cell_cli.check_overrides(["staleness=4"], off_policy.ARMS.values())
