@@ -1,5 +1,6 @@
 """The engine against plain PyTorch: the same probabilities, the same gradient, the same step, however it is split."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -11,12 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from learner.policy import checkpoint, zero
+from learner.policy import zero
 from learner.policy.batch import Row
 from learner.policy.checkpoint import load_checkpoint, save_checkpoint
 from learner.policy.engine import PolicyEngine
 from learner.policy.model import PolicyModel, inputs_of, load_policy
 from learner.policy.packing import pack
+from learner.run import checkpoints
 from tests import plain_torch
 from tests.two_ranks import FAMILY, batch, config, save_tiny_model, trajectory
 
@@ -119,6 +121,21 @@ def test_two_mini_batches_use_probabilities_of_before_the_update(model, proximal
     [(age, figures)] = metrics["by_staleness"].items()
     assert age == "2-3" and figures["ratio_mean"] == pytest.approx(metrics["ratio_mean"])
     assert figures["clip_fraction"] == metrics["clip_fraction"] and figures["ratio_max"] == metrics["ratio_max"]
+
+
+@pytest.mark.parametrize("micro_tokens", [16, 4096])
+def test_the_proximal_log_probabilities_of_an_update_are_those_of_the_policy_before_it(model, micro_tokens):
+    cfg = config(model, mini_batches=2, micro_tokens=micro_tokens)
+    engine = PolicyEngine(cfg)
+    groups, advantages = batch()
+    trajectories = [t for group in groups for t in group.trajectories]
+    before = engine.score(trajectories, cfg.sampling.temperature)
+    engine.update(groups, advantages)
+    signal = [a.any() for values in advantages for a in values]
+    assert sorted(engine.proximal) == [row for row, some in enumerate(signal) if some] and not all(signal)
+    for row, values in engine.proximal.items():
+        sampled = trajectories[row].action_mask.astype(bool)
+        np.testing.assert_allclose(values[sampled], before[row][sampled], atol=1e-5)
 
 
 #: Every loss, weight, mask, aggregation and regulariser at least once, and what of them is easy to get wrong together.
@@ -238,9 +255,9 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(tmp_path, model, mo
     def die(*_):
         raise KeyboardInterrupt
 
-    for part in ("replace_folder", "replace_text"):
+    for part in ("seal", "replace_folder", "place"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(checkpoint, part, die)
+            patch.setattr(checkpoints, part, die)
             save_checkpoint(engine, tmp_path, 4, {"version": 4}, keep=2)
         assert load_checkpoint(engine, tmp_path) == {"version": 3}
     save_checkpoint(engine, tmp_path, 4, {"version": 4}, keep=2)
@@ -248,17 +265,16 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(tmp_path, model, mo
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4", "latest"]
 
 
-def test_a_checkpoint_of_another_layout_or_gone_or_with_code_in_it_is_refused(tmp_path, model):
+def test_a_checkpoint_of_another_layout_or_with_code_in_it_is_refused(tmp_path, model):
     engine = PolicyEngine(config(model))
-    folder = save_checkpoint(engine, tmp_path, 1, {}, keep=1)
+    assert save_checkpoint(engine, tmp_path, 1, {}, keep=1) == 1
+    folder = checkpoints.path_of(tmp_path, 1)
     with pytest.raises(ValueError, match=r"learner\.zero_stage=0"):
         load_checkpoint(PolicyEngine(config(model, zero_stage=1)), tmp_path)
     (state,) = folder.glob("engine/*model_states.pt")
     torch.save({"module": Path("x"), "harm": print}, state)
+    checkpoints.seal(folder, json.loads((folder / checkpoints.STATE).read_text()))
     with pytest.raises(pickle.UnpicklingError):
-        load_checkpoint(engine, tmp_path)
-    (tmp_path / "latest").write_text("checkpoint-9")
-    with pytest.raises(ValueError, match="point it to one of checkpoint-1"):
         load_checkpoint(engine, tmp_path)
 
 

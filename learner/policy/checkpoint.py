@@ -1,69 +1,63 @@
-"""Checkpoints: written aside, renamed, and only then pointed to.
-
-``latest`` names the checkpoint in use. Whenever the process dies, it names a whole one:
-the previous one until the very last rename, and that is deleted only after it.
-"""
+"""What is in a checkpoint: the state of policy and critic, and the run's own. ``learner.run.checkpoints`` keeps them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from learner.policy.critic import Critic
 from learner.policy.engine import PolicyEngine
-from learner.run.durable import fresh_folder_beside, replace_folder, replace_text
-
-LATEST = "latest"
-STATE = "state.json"
+from learner.run import checkpoints
+from learner.run.durable import fresh_folder_beside
 
 
 def save_checkpoint(
     engine: PolicyEngine, root: Path, step: int, extra: dict[str, Any], keep: int, critic: Critic | None = None
-) -> Path:
+) -> int:
     """Write ``root/checkpoint-<step>`` with the state of policy and critic and ``extra`` (JSON values).
 
-    Both are in one folder, so no kill can leave them of different steps. Keeps the ``keep`` newest checkpoints. With several ranks ``root`` must be a folder
-    that all of them see. Returns the checkpoint's folder.
+    All of it is in one folder, so no kill can leave parts of different steps. Keeps the
+    ``keep`` newest checkpoints and returns the step of the oldest of them. With several
+    ranks ``root`` must be a folder that all of them see.
     """
-    target = root / f"checkpoint-{step}"
-    aside = fresh_folder_beside(target)
+    aside = fresh_folder_beside(checkpoints.path_of(root, step))
     engine.save_state(aside)
     if critic:
         critic.save_state(aside)
     layout = {"step": step, "ranks": engine.ranks.size, "zero_stage": engine.cfg.learner.zero_stage}
-    layout["critic"] = critic is not None
-    (aside / STATE).write_text(json.dumps(layout | {"extra": extra}), encoding="utf-8")
-    replace_folder(aside, target)
-    replace_text(root / LATEST, target.name)
-    for old in _by_step(root)[:-keep]:
-        if old != target:
-            shutil.rmtree(old)
-    return target
+    checkpoints.seal(aside, layout | {"critic": critic is not None, "extra": extra})
+    checkpoints.place(aside, root, step)
+    return checkpoints.prune(root, keep)
 
 
 def load_checkpoint(engine: PolicyEngine, root: Path, critic: Critic | None = None) -> dict[str, Any] | None:
-    """Bring policy and critic to the state of the latest checkpoint. Returns its ``extra``.
+    """Bring policy and critic to the newest whole checkpoint, and undo those after it. Returns its ``extra``.
 
-    None if there is no checkpoint yet. Raises ``ValueError`` when it was written by
-    another number of ranks or ZeRO stage, or with a critic where there is none now or the
-    other way round, or when what ``latest`` names is gone.
+    None if there is no checkpoint yet. Raises ``ValueError`` when none is whole, and as ``restore`` does.
     """
-    pointer = root / LATEST
-    if not pointer.exists():
+    folder = checkpoints.newest_whole(root)
+    if folder is None:
         return None
-    folder = root / pointer.read_text(encoding="utf-8").strip()
-    if not (folder / STATE).is_file():
-        raise ValueError(f"{pointer} names {folder.name}, which is not there; point it to one of {_names(root)}")
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state = restore(engine, folder, critic)
+    checkpoints.set_aside_after(root, state["step"])
+    return state["extra"]
+
+
+def restore(engine: PolicyEngine, folder: Path, critic: Critic | None = None) -> dict[str, Any]:
+    """Bring policy and critic to the checkpoint in ``folder``; returns its state.
+
+    Raises ``ValueError`` when it was written by another number of ranks or ZeRO stage, or
+    with a critic where there is none now or the other way round.
+    """
+    state = json.loads((folder / checkpoints.STATE).read_text(encoding="utf-8"))
     here = (engine.ranks.size, engine.cfg.learner.zero_stage)
     if (state["ranks"], state["zero_stage"]) != here:
         raise ValueError(
             f"{folder} was written by {state['ranks']} ranks under ZeRO-{state['zero_stage']}, this run has {here[0]} "
             f"under ZeRO-{here[1]}: set learner.ranks={state['ranks']} learner.zero_stage={state['zero_stage']}"
         )
-    if state.get("critic", False) != (critic is not None):
+    if state["critic"] != (critic is not None):
         raise ValueError(
             f"{folder} holds {'a' if critic is None else 'no'} critic and this run has {'none' if critic is None else 'one'}: "
             f"set algorithm.advantage.type as it was, or start with another run.dir"
@@ -71,14 +65,4 @@ def load_checkpoint(engine: PolicyEngine, root: Path, critic: Critic | None = No
     engine.load_state(folder)
     if critic:
         critic.load_state(folder)
-    return state["extra"]
-
-
-def _by_step(root: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
-    found = [p for p in root.glob("checkpoint-*") if p.suffix not in (".tmp", ".old")]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
-
-def _names(root: Path) -> str:
-    return ", ".join(path.name for path in _by_step(root)) or "none: start with another run.dir"
+    return state

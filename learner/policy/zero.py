@@ -18,6 +18,8 @@ from configs.schema import Config
 
 #: Parameters with fewer elements stay whole on every rank under ZeRO-3 (DeepSpeed's default).
 ZERO3_PERSISTENT = 100_000
+#: Types other than torch's own in DeepSpeed's checkpoint files.
+SAVED_TYPES = [ZeroStageEnum, LossScaler, fragment_address]
 
 
 class ZeroModel:
@@ -56,8 +58,10 @@ class ZeroModel:
 
     def step(self) -> float:
         """One step of AdamW. Returns the norm of the whole gradient before clipping."""
+        options = self._options  # said anew each time: a checkpoint brings those of its day
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self._learning_rate(self._engine.global_steps)
+            group |= {"betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay}
         if self._stage == 0:  # DeepSpeed then clips without telling the norm
             norm = torch.nn.utils.get_total_norm([p.grad for p in self._module.parameters()])
             self._engine.step()
@@ -79,7 +83,10 @@ class ZeroModel:
         self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
 
     def load(self, folder: Path, tag: str) -> None:
-        self._engine.load_checkpoint(str(folder), tag=tag)
+        """Take back what ``save`` wrote. Raises ``FileNotFoundError``, where DeepSpeed would only warn and go on."""
+        found, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        if found is None:
+            raise FileNotFoundError(f"{folder / tag} holds no checkpoint of DeepSpeed")
 
 
 def deepspeed_config(cfg: Config, grad_clip: float) -> dict[str, Any]:
@@ -104,5 +111,5 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
     """Reads DeepSpeed's checkpoint files as data: nothing in them can run code."""
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        with torch.serialization.safe_globals([ZeroStageEnum, LossScaler, fragment_address]):
+        with torch.serialization.safe_globals(SAVED_TYPES):
             return torch.load(path, map_location=map_location, weights_only=True)

@@ -5,6 +5,7 @@ metrics.jsonl    a record a step and a record an evaluation, flushed as they are
 tensorboard/     the same for TensorBoard
 trajectories/    sampled episodes to read
 episodes.jsonl   sampled episodes with their tokens, for the report and the browser
+snapshots.jsonl  what the dashboard showed, every few seconds (``learner.run.snapshots``)
 environment.json machine, revision and packages of the newest part of the run
 logs/            one file a process
 checkpoints/, export/
@@ -19,6 +20,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +30,8 @@ from configs.load import dump_config
 from configs.schema import Config
 from learner.run.durable import replace_text
 from learner.run.environment import environment
-from learner.run.scalars import ScalarLog
+from learner.run.resume import misfit, standing
+from learner.run.tracking import Tracker, TrackerMissing, open_trackers
 
 #: Files that only a run which got going leaves.
 _TRACES = {"ledger.sqlite", "metrics.jsonl", "summary.json"}
@@ -44,14 +47,15 @@ class RunFolder:
     notes: lines for the person who started the run.
     """
 
-    def __init__(self, path: Path, tensorboard: bool = True):
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()):
+        """For reading, or by ``open``. trackers: what else takes the records of ``log``."""
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
         self.logs = path / "logs"
         self.trajectories = path / "trajectories"
         self.notes: list[str] = []
-        self._scalars = ScalarLog(path / "tensorboard") if tensorboard else None
+        self._trackers = trackers
         self._metrics_path = path / "metrics.jsonl"
         self._episodes_path = path / "episodes.jsonl"
         self._metrics: IO[str] | None = None
@@ -68,19 +72,21 @@ class RunFolder:
         """
         try:
             return cls._open(config, Path(config.run.dir), move_aside)
+        except TrackerMissing as error:
+            raise RunFolderError(str(error)) from None
         except OSError as error:
             raise RunFolderError(f"run.dir: {config.run.dir} cannot be used: {error.strerror or error}") from None
 
     @classmethod
     def _open(cls, config: Config, path: Path, move_aside: bool) -> RunFolder:
-        folder = cls(path, config.log.tensorboard)
+        folder = cls(path, open_trackers(config, path))
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"run.dir: {path} is not a folder; give another one")
         found = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
         if found - {".lock"} and "config.yaml" not in found:
             raise RunFolderError(f"run.dir: {path} holds files that are not a run's; give another one")
         if config.run.resume and "config.yaml" not in found:
-            raise RunFolderError(f"there is no run to resume in {path}: drop run.resume, or correct run.dir")
+            raise RunFolderError(f"there is no run to resume in {path}: drop --resume, or correct run.dir")
         path.mkdir(parents=True, exist_ok=True)
         if not folder._take():
             return folder
@@ -92,6 +98,8 @@ class RunFolder:
                 folder._release()
             path.mkdir()
             folder._take()
+        if config.run.resume:
+            folder._go_on(config)
         for part in (folder.checkpoints, folder.logs, folder.trajectories):
             part.mkdir(exist_ok=True)
         folder._write_config(dump_config(config))
@@ -102,8 +110,8 @@ class RunFolder:
         if self._metrics:
             self._metrics.close()
             self._metrics = None
-        if self._scalars:
-            self._scalars.close()
+        for tracker in self._trackers:
+            tracker.close()
         self._release()
 
     def __enter__(self) -> RunFolder:
@@ -125,8 +133,8 @@ class RunFolder:
         record = _plain(record)
         self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         self._metrics.flush()
-        if self._scalars:
-            self._scalars.add(record)
+        for tracker in self._trackers:
+            tracker.add(record)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records, without a last line that a kill tore.
@@ -142,8 +150,8 @@ class RunFolder:
             self._metrics = None
         kept = [record for record in self.read_metrics() if (record.get("step") or 0) <= step]
         replace_text(self._metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
-        if self._scalars:
-            self._scalars.rewind(step)
+        for tracker in self._trackers:
+            tracker.rewind(step)
         if self._episodes_path.exists():
             lines = (json.dumps(record) + "\n" for record in self.read_episodes() if record["step"] <= step)
             replace_text(self._episodes_path, "".join(lines))
@@ -182,16 +190,22 @@ class RunFolder:
 
     # ── opening ──────────────────────────────────────────────────────────────
 
+    def _go_on(self, config: Config) -> None:
+        if problem := misfit(self.path, config):
+            self._release()
+            raise RunFolderError(problem)
+        self.notes.append(standing(self.path, config))
+
     def _make_way(self, move_aside: bool) -> None:
         finished = self.summary() is not None
         if not move_aside:
             raise RunFolderError(
                 f"{self.path} holds {'a finished' if finished else 'an unfinished'} run: "
-                "give another run.dir, or go on with it by run.resume=true"
+                "give another run.dir, or go on with it by --resume (or run.resume=true)"
             )
         aside = _free_name(self.path)
         self.path.rename(aside)
-        hint = "" if finished else f"; to go on with it: run.dir={aside} run.resume=true"
+        hint = "" if finished else f"; to go on with it: --resume run.dir={aside}"
         self.notes.append(f"the earlier run in {self.path} is now in {aside}{hint}")
 
     def _write_config(self, text: str) -> None:
