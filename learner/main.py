@@ -16,8 +16,10 @@ from learner.gateway.router import Gateway, StartError, WaitTimeout
 from learner.run.folder import RunFolder, RunFolderError
 from learner.run.logs import setup_logging
 from learner.run.prometheus import serve_metrics
+from learner.run.snapshots import FILE, Recorder
 from learner.servers.monitor import ServerMonitor
-from learner.servers.serving import ServerError, server_urls, wait_healthy
+from learner.servers.probe import wait_for_most
+from learner.servers.serving import ServerError, server_urls
 
 log = logging.getLogger("rollway.learner")
 
@@ -36,6 +38,8 @@ def main(config: Config) -> int:
         return 0
     try:
         folder = RunFolder.open(config)
+        for note in folder.notes:
+            log.info("%s", note)
         return _lead(config, folder)
     except (RunFolderError, StartError, ServerError, LedgerError, ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -53,11 +57,14 @@ def _lead(config: Config, folder: RunFolder) -> int:
     gateway = Gateway(config, ledger, folder.path.name, welcome_config(config))
     gateway.pause_training(True)
     gateway.start()
-    monitor = pusher = metrics = None
+    monitor = pusher = metrics = recorder = None
     over = False
     try:
         metrics = serve_metrics(config.metrics, gateway.snapshot)
         gateway.publish("run", _headline(config, folder))
+        if config.log.snapshots_s:
+            recorder = Recorder(gateway.snapshot, folder.path / FILE, config.log.snapshots_s)
+            recorder.start()
         from learner.policy.critic import Critic
         from learner.policy.engine import PolicyEngine
         from learner.trainer import Trainer
@@ -67,13 +74,15 @@ def _lead(config: Config, folder: RunFolder) -> int:
         critic = Critic.beside(engine)
         gateway.set_vocabulary(engine.vocabulary)
         urls = server_urls(config)
-        for url in urls:
-            wait_healthy(
-                url, config.server.start_timeout_s, None, lambda text: gateway.publish("run", {"message": text})
-            )
+        wait_for_most(
+            urls,
+            config.server.start_timeout_s,
+            config.server.silent_s,
+            lambda text: gateway.publish("run", {"message": text}),
+        )
         gateway.publish("run", {"message": ""})
         pusher = WeightPusher(config, urls)
-        monitor = ServerMonitor(gateway, pusher, urls)
+        monitor = ServerMonitor(gateway, pusher, urls, config.server.silent_s)
         monitor.start()
         trainer = Trainer(config, engine, critic, gateway, pusher, folder)
         _stop_on_signals(trainer)
@@ -86,6 +95,8 @@ def _lead(config: Config, folder: RunFolder) -> int:
     finally:
         if metrics:
             metrics.close()
+        if recorder:
+            recorder.stop()
         if monitor:
             monitor.stop()
         if pusher:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,13 +24,16 @@ from learner.policy.checkpoint import load_checkpoint, save_checkpoint
 from learner.policy.critic import Critic
 from learner.policy.engine import PolicyEngine
 from learner.resampling import take_groups
+from learner.run import checkpoints
 from learner.run.episodes import episode_record, group_records
 from learner.run.folder import RunFolder
+from learner.run.resume import check_ledger
 from learner.run.summary import Summary
 from learner.run.telemetry import batch_record
 from learner.run.transcript import Transcriber
-from learner.update import update
+from learner.update import Update, update
 from learner.weights.push import PushReport, WeightPusher
+from learner.weights.transport import in_thread
 from protocol.trajectory import Group, Trajectory
 
 log = logging.getLogger("rollway.learner")
@@ -64,9 +67,8 @@ class Trainer:
         self.evaluator = Evaluator(config, gateway)
         self.transcriber = Transcriber(config.model.path)
         self.version = 0
+        self._saved: int | None = None  # version of the newest checkpoint
         self.stop_requested = False
-        # One thread: pushes never overtake each other.
-        self._push_thread = ThreadPoolExecutor(1, thread_name_prefix="weight-push")
         self._push: Future[PushReport] | None = None
 
     def run(self) -> None:
@@ -82,8 +84,8 @@ class Trainer:
             self._evaluate(self.config.eval.final_size)
         except Interrupted:
             log.info("asked to stop at version %d", self.version)
-            self._finish_push()
             self._checkpoint()
+            self._finish_push()
         with self._phase("export"):
             self.engine.export(self.folder.export)
 
@@ -112,6 +114,7 @@ class Trainer:
         """Finish the update at hand, save and return from ``run``. Safe in a signal handler."""
         self.stop_requested = True
         self.gateway.interrupt()
+        self.pusher.interrupt()
 
     # ── one step ─────────────────────────────────────────────────────────────
 
@@ -142,7 +145,7 @@ class Trainer:
         }
         if push:
             record["push"] = push.as_record()
-        self._record(record, groups, done.advantages)
+        self._record(record, groups, done)
         if self.version % config.checkpoint.every == 0:
             self._checkpoint()
         if config.eval.every and self.version % config.eval.every == 0 and self.version < config.run.steps:
@@ -158,7 +161,8 @@ class Trainer:
             self.gateway.set_version(self.version)
             return report
         self.gateway.set_version(self.version)
-        self._push = self._push_thread.submit(self.pusher.push, tensors, self.version)
+        # In a daemon thread, and never before the one before it is through.
+        self._push = in_thread(partial(self.pusher.push, tensors, self.version))
         return report
 
     def _push_now(self, tensors: list[tuple[str, Tensor]]) -> list[str]:
@@ -166,6 +170,8 @@ class Trainer:
         with self._phase("push"):
             report = self.pusher.push(tensors, self.version)
         self._note_push(report)
+        if self.stop_requested:  # it may have been given up for that
+            raise Interrupted
         self.gateway.set_version(self.version)
         return self.pusher.current_servers()
 
@@ -192,24 +198,32 @@ class Trainer:
             self.gateway.rollback(0)
             self.folder.truncate_metrics(-1)
             return False
-        self.version = state["version"]
+        self.version = self._saved = state["version"]
+        check_ledger(self.folder.path, self.version)
         self.summary = Summary.restore(state["summary"])
         self.gateway.publish("run", {"started_at": time.time() - self.summary.elapsed()})
-        self.gateway.rollback(self.version)
+        undone = self.gateway.rollback(self.version)
         self.folder.truncate_metrics(self.version)
         for record in self.folder.read_metrics():
             if "eval" not in record:
                 self.gateway.append_history(record)
         self._publish_summary_evals()
-        log.info("resumed at version %d", self.version)
+        waiting = self.gateway.snapshot()["queue"]["waiting"]
+        log.info("resumed at version %d: %d finished groups wait, %d units are undone", self.version, waiting, undone)
         return True
 
     def _checkpoint(self) -> None:
         with self._phase("checkpoint"):
+            root, keep = self.folder.checkpoints, self.config.checkpoint.keep
             extra = {"version": self.version, "summary": self.summary.state()}
-            keep = self.config.checkpoint.keep
-            save_checkpoint(self.engine, self.folder.checkpoints, self.version, extra, keep, self.critic)
-            self.gateway.checkpointed(self.version)
+            if self._saved == self.version:  # the weights are there already, what was measured since is not
+                checkpoints.amend(checkpoints.path_of(root, self.version), extra=extra)
+                return
+            oldest = save_checkpoint(self.engine, root, self.version, extra, keep, self.critic)
+            self._saved = self.version
+            # A checkpoint is kept with the groups of the steps after it: to fall back to it, and to replay them.
+            if len(checkpoints.steps(root)) == keep:
+                self.gateway.checkpointed(oldest)
 
     # ── what people see ──────────────────────────────────────────────────────
 
@@ -225,7 +239,7 @@ class Trainer:
             if seconds is not None:
                 seconds[name] = time.monotonic() - began
 
-    def _record(self, record: dict[str, Any], groups: list[Group], advantages: list[list[np.ndarray]]) -> None:
+    def _record(self, record: dict[str, Any], groups: list[Group], done: Update) -> None:
         self.summary.add_step(record)
         self.folder.log(record)
         log.info("step %d: reward %.3f, %.1f s", record["step"], record["reward"], record["seconds"]["step"])
@@ -236,11 +250,13 @@ class Trainer:
         ]
         if kept:
             self.folder.write_trajectories(self.version, [self.transcriber.text(t) for t in kept])
-            self.gateway.publish("latest", self.transcriber.view(kept[-1]))
+            self.gateway.publish("latest", {"step": self.version, **self.transcriber.view(kept[-1])})
             # One whole group a step, each place of the batch in turn: what a person reads is no selection of ours.
             place = self.version % len(groups)
+            first = sum(len(group.trajectories) for group in groups[:place])
+            proximal = [done.proximal.get(first + i) for i in range(len(groups[place].trajectories))]
             self.folder.log_episodes(
-                group_records(groups[place], advantages[place], self.version, self.transcriber.decode)
+                group_records(groups[place], done.advantages[place], self.version, self.transcriber.decode, proximal)
             )
 
     def _evaluate(self, size: int) -> None:

@@ -9,15 +9,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from configs.schema import Config
+from learner.servers.probe import server_metrics, wait_for_most, wait_healthy
 from learner.servers.serving import (
     ServerError,
     check_model,
     check_port,
     cpu_cores,
     server_command,
-    server_metrics,
     server_urls,
-    wait_healthy,
 )
 
 
@@ -139,7 +138,7 @@ def web():
 
 def test_slow_is_not_dead_and_dead_is_told_at_once(web, monkeypatch):
     url, answers = web
-    monkeypatch.setattr("learner.servers.serving._SAY_S", 0.1)
+    monkeypatch.setattr("learner.servers.probe._SAY_S", 0.1)
     answers |= {"/health": (503, ""), "/weight_info": (200, "{}")}
     said: list[str] = []
 
@@ -155,6 +154,16 @@ def test_slow_is_not_dead_and_dead_is_told_at_once(web, monkeypatch):
         wait_healthy(url, 30, lambda: False, say)
     with pytest.raises(ServerError, match=r"no vLLM server answers at .* after 0 s: start it with --role server"):
         wait_healthy(url, 0.3, None, say)
+
+
+def test_one_server_that_hangs_does_not_keep_the_others_from_starting(web):
+    url, answers = web
+    answers |= {"/health": (200, ""), "/weight_info": (200, "{}")}
+    gone = "http://127.0.0.1:9"
+    assert wait_for_most([gone, url], 30, 0.3, print) == [url]
+    assert wait_for_most([url], 30, 30, print) == [url]
+    with pytest.raises(ServerError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 after 0 s"):
+        wait_for_most([gone], 0.2, 30, print)
 
 
 def test_server_without_weight_routes_is_told_what_it_lacks(web):

@@ -3,13 +3,9 @@ book-keeping against a stand-in server that speaks the same routes and receives 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -23,6 +19,7 @@ from learner.weights.control import ControlError, Deadline, NoAnswer, ServerCont
 from learner.weights.group import GlooGroup, find_store, local_address, serve_store
 from learner.weights.push import WeightPusher
 from learner.weights.transport import side_by_side
+from tests.weight_server import StandIn, policy, same
 
 # ── buckets ──────────────────────────────────────────────────────────────────
 
@@ -142,93 +139,7 @@ def test_side_by_side_raises_the_first_error_at_once():
     assert side_by_side(lambda: 1, lambda: 2, Deadline(5)) == (1, 2)
 
 
-# ── a stand-in for vLLM ──────────────────────────────────────────────────────
-
-
-class StandIn:
-    """The weight routes of a server with one worker, whose model is a dict of tensors."""
-
-    def __init__(self):
-        self.calls: list[str] = []
-        self.fail_on: dict[str, int] = {}
-        self.slow: dict[str, float] = {}
-        self.lose_connection = False
-        self.version, self.paused, self.active = "default", False, False
-        self.weights: dict[str, torch.Tensor] = {}
-        self.group: GlooGroup | None = None
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer({})
-
-            def do_POST(self):
-                self.answer(json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}"))
-
-            def answer(self, body):
-                path = urlsplit(self.path).path
-                outer.calls.append(path)
-                try:
-                    time.sleep(outer.slow.get(path, 0))
-                    if path in outer.fail_on:
-                        status, reply = outer.fail_on[path], {"error": "no such luck"}
-                    else:
-                        status, reply = 200, outer.handle(path, body)
-                except RuntimeError as error:
-                    status, reply = 500, {"error": str(error)}
-                data = json.dumps(reply).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                with contextlib.suppress(ConnectionError):  # the caller gave up
-                    self.wfile.write(data)
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def handle(self, path, body):
-        if path == "/get_world_size":
-            return {"world_size": 1}
-        if path == "/is_paused":
-            return {"is_paused": self.paused}
-        if path == "/weight_info":
-            return {"weight_version": self.version}
-        if path == "/init_weight_transfer_engine":
-            info = body["init_info"]
-            store = find_store(info["master_address"], info["master_port"], info["timeout_s"])
-            self.group = GlooGroup(store, "127.0.0.1", info["rank_offset"], info["world_size"], info["timeout_s"])
-        elif path == "/pause":
-            self.paused = True
-        elif path == "/resume":
-            self.paused = False
-        elif path == "/start_weight_update":
-            if self.active:
-                raise RuntimeError("already active")
-            self.active = True
-        elif path == "/update_weights":
-            self.receive(body["update_info"])
-        elif path == "/finish_weight_update":
-            if not self.active:
-                raise RuntimeError("no matching start")
-            self.active, self.version = False, body.get("weight_version", self.version)
-        return {}
-
-    def receive(self, info):
-        specs = [
-            TensorSpec(n, d, tuple(s))
-            for n, d, s in zip(info["names"], info["dtype_names"], info["shapes"], strict=True)
-        ]
-        for bucket in plan_buckets(specs, info["bucket_bytes"]):
-            buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
-            self.group.broadcast(buffer)
-            self.weights |= {n: t.clone() for n, t in unflatten(bucket, buffer)}
-            if self.lose_connection:
-                self.group.close()
-                raise RuntimeError("connection lost half way")
+# ── pushes to stand-ins for vLLM ─────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -236,22 +147,12 @@ def two_servers():
     servers = [StandIn(), StandIn()]
     yield servers
     for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
+        server.close()
 
 
 def pusher_for(servers, timeout_s=10.0) -> WeightPusher:
     config = Config.model_validate({"weights": {"bucket_mb": 1, "timeout_s": timeout_s}})
     return WeightPusher(config, [server.url for server in servers])
-
-
-def policy(seed: int) -> list[tuple[str, torch.Tensor]]:
-    torch.manual_seed(seed)
-    return [("a", torch.randn(300, 1000)), ("b", torch.randn(7)), ("c", torch.randn(500, 500))]
-
-
-def same(server: StandIn, weights) -> bool:
-    return all(torch.equal(server.weights[name], tensor) for name, tensor in weights)
 
 
 def test_push_to_two_servers(two_servers):
@@ -338,8 +239,7 @@ def test_late_joiner_is_listed_after_it_has_the_weights(two_servers):
     other = StandIn()
     pusher.add_server(other.url)
     assert same(other, policy(1)) and other.url in pusher.current_servers()
-    other.http.shutdown()
-    other.http.server_close()
+    other.close()
 
 
 def test_rejoin_notices_a_restarted_and_a_dead_server(two_servers):
@@ -349,8 +249,7 @@ def test_rejoin_notices_a_restarted_and_a_dead_server(two_servers):
         pusher.rejoin()
     pusher.push(policy(1), 1)
     restarted.version, restarted.weights = "default", {}
-    dead.http.shutdown()
-    dead.http.server_close()
+    dead.close()
     report = pusher.rejoin()
     assert [s.url for s in report.servers] == [restarted.url, dead.url]
     assert list(report.errors()) == [dead.url]
@@ -395,3 +294,47 @@ def test_backend_follows_the_learners_devices():
     assert (
         weight_backend(Config.model_validate({"learner": {"devices": [0]}, "weights": {"backend": "gloo"}})) == "gloo"
     )
+
+
+def test_a_push_that_waits_for_a_server_gives_it_up_once_it_is_known_to_hang(two_servers):
+    """And what the server still does when it wakes up leads to nothing, until it is given the weights anew."""
+    good, hung = two_servers
+    pusher = pusher_for(two_servers, timeout_s=30.0)
+    pusher.push(policy(1), 1)
+    hung.awake.clear()
+    threading.Timer(0.3, pusher.note_silent, [{hung.url: "it has not answered for 30 s"}]).start()
+    began = time.monotonic()
+    report = pusher.push(policy(2), 2)
+    assert time.monotonic() - began < 3 and report.errors() == {hung.url: "it has not answered for 30 s"}
+    assert pusher.current_servers() == [good.url] and same(good, policy(2))
+    calls = len(hung.calls)
+    pusher.push(policy(3), 3)
+    assert len(hung.calls) == calls and same(good, policy(3))  # left alone
+    hung.awake.set()
+    time.sleep(0.3)
+    assert pusher.current_servers() == [good.url]
+    pusher.note_silent({})
+    assert pusher.rejoin().errors() == {} and same(hung, policy(3)) and not hung.paused
+    assert pusher.current_servers() == [good.url, hung.url]
+
+
+def test_a_push_finds_a_restarted_server_and_gives_it_the_weights(two_servers):
+    restarted = two_servers[0]
+    pusher = pusher_for(two_servers)
+    pusher.push(policy(1), 1)
+    restarted.version, restarted.weights, restarted.group = "default", {}, None
+    assert pusher.push(policy(2), 2).errors() == {}
+    assert same(restarted, policy(2)) and restarted.calls.count("/init_weight_transfer_engine") == 2
+
+
+def test_a_run_that_stops_waits_for_no_server(two_servers, monkeypatch):
+    monkeypatch.setattr("learner.weights.push._STOP_S", 0.5)
+    hung = two_servers[1]
+    pusher = pusher_for(two_servers, timeout_s=30.0)
+    pusher.push(policy(1), 1)
+    hung.awake.clear()
+    threading.Timer(0.2, pusher.interrupt).start()
+    began = time.monotonic()
+    assert pusher.push(policy(2), 2).errors() == {hung.url: "the run stops"}
+    pusher.close()
+    assert time.monotonic() - began < 7

@@ -1,4 +1,4 @@
-"""Real vLLM servers with our flags: their command line, their health, their metrics; ``--role server``.
+"""Real vLLM servers with our flags: checks, their command line, ``--role server``.
 
 Imports neither torch nor vllm: whoever starts a server need not load one.
 """
@@ -11,14 +11,9 @@ import os
 import re
 import socket
 import sys
-import time
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-
-import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from configs.schema import Config
 from configs.security import is_loopback
@@ -28,12 +23,14 @@ from learner.weights import weight_backend
 SERVED_MODEL = "policy"
 #: Tokens of one engine step on a CPU: enough for a burst of prompts, short enough not to stall decoding.
 CPU_BATCH_TOKENS = 4096
+#: Kernels that oneDNN keeps compiled, one a shape. With its own limit of 1,024 an engine grows by 0.8 GB within minutes,
+#: as batches of all sizes come by; with 256 by a third of that, at the same CPU time a request.
+ONEDNN_KERNELS = 256
 #: Entries of config.json that make the shapes of a model's parameters.
 _SHAPE = (
     "architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-_POLL_S, _SAY_S, _REQUEST_S = 0.25, 5.0, 5.0
 
 
 class ServerError(Exception):
@@ -178,12 +175,13 @@ def _cpu_part(config: Config, index: int) -> tuple[list[str], dict[str, str]]:
         "--block-size",
         "32",
     ]
+    env = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(ONEDNN_KERNELS)}
     cores = cpu_cores(config, index, sorted(os.sched_getaffinity(0)))
     if cores is None:
         # One compute thread needs no worker process of its own: one start-up (10 s) and one
         # hop a step less. vLLM takes the executor by this variable; threads are not bound.
-        return argv, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
-    return argv, {"VLLM_CPU_OMP_THREADS_BIND": cores}
+        return argv, env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    return argv, env | {"VLLM_CPU_OMP_THREADS_BIND": cores}
 
 
 def cpu_cores(config: Config, index: int, allowed: list[int]) -> str | None:
@@ -205,78 +203,6 @@ def cpu_cores(config: Config, index: int, allowed: list[int]) -> str | None:
     lists = [[pool[(first + n) % len(pool)] for n in range(share)] for first in range(0, share * workers, share)]
     mine = lists[index * server.tensor_parallel : (index + 1) * server.tensor_parallel]
     return "|".join(",".join(map(str, cores)) for cores in mine)
-
-
-# ── a running server ─────────────────────────────────────────────────────────
-
-
-def wait_healthy(url: str, timeout_s: float, alive: Callable[[], bool] | None, say: Callable[[str], None]) -> None:
-    """Return when the server at ``url`` can serve and take weights.
-
-    alive: tells whether its process still runs, None if it is not ours. A server that loads
-    or compiles for long is not a dead one: only its end or ``timeout_s`` raises ServerError.
-    say: called every few seconds with what is waited for.
-    """
-    began = time.monotonic()
-    said = began
-    while True:
-        dead = alive is not None and not alive()  # asked first: its last answer may come before its end
-        status = _status(url, "/health")
-        if status == 200:
-            break
-        now = time.monotonic()
-        if dead:
-            raise ServerError(f"the server for {url} ended while it started")
-        if now - began > timeout_s:
-            raise ServerError(
-                f"no vLLM server answers at {url} after {timeout_s:.0f} s: start it with --role server, correct "
-                "server.urls, or allow it more time with server.start_timeout_s"
-            )
-        if now - said >= _SAY_S:
-            said = now
-            say(f"waiting for the server at {url} ({now - began:.0f} s)")
-        time.sleep(_POLL_S)
-    if _status(url, "/weight_info") == 404:
-        raise ServerError(
-            f"the server at {url} has no weight routes: start it with --role server, or with VLLM_SERVER_DEV_MODE=1"
-        )
-
-
-def _status(url: str, path: str) -> int | None:
-    try:
-        return _get(url + path).status_code
-    except requests.RequestException:
-        return None
-
-
-def _get(url: str) -> requests.Response:
-    with requests.Session() as session:
-        session.trust_env = False  # servers are private: no proxy from the environment
-        return session.get(url, timeout=_REQUEST_S)
-
-
-def server_metrics(url: str) -> dict[str, float]:
-    """running and waiting requests, kv_usage and prefix_hit_rate (0 to 1, the latter since the start), generated_tokens.
-
-    Raises requests.RequestException where the server does not answer, ValueError where the answer is not vLLM's.
-    """
-    answer = _get(url + "/metrics")
-    answer.raise_for_status()
-    totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(answer.text):
-        for sample in family.samples:
-            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    try:
-        queries, hits = totals["vllm:prefix_cache_queries_total"], totals["vllm:prefix_cache_hits_total"]
-        return {
-            "running": totals["vllm:num_requests_running"],
-            "waiting": totals["vllm:num_requests_waiting"],
-            "kv_usage": totals["vllm:kv_cache_usage_perc"],
-            "prefix_hit_rate": hits / queries if queries else 0.0,
-            "generated_tokens": totals["vllm:generation_tokens_total"],
-        }
-    except KeyError as missing:
-        raise ValueError(f"{url}/metrics has no {missing}: not a vLLM server, or one of another version") from None
 
 
 def main(config: Config) -> int:

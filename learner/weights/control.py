@@ -34,6 +34,10 @@ class Deadline:
             raise TimeoutError(f"not done within {self._seconds:g} s (weights.timeout_s)")
         return left
 
+    def expire(self) -> None:
+        """Leave no time: every further step raises."""
+        self._end = float("-inf")
+
 
 class ServerControl:
     """The weight routes of the server at ``url``. Every method raises ControlError or TimeoutError."""

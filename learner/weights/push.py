@@ -3,6 +3,7 @@
 Each server has its own group and thread: one that dies or fails half way is left paused
 and *excluded*, the others go on. An excluded or new server comes (back) with the next
 push or ``rejoin``, on a new group, and is listed only when it has the current weights.
+One that is known not to answer is left alone, so that it holds nobody up.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ log = logging.getLogger("rollway.weights")
 _MARGIN_S = 5.0
 #: A look at a server, or a farewell, seconds.
 _LOOK_S = 5.0
+#: How often a push under way looks whether to go on waiting, and what it still gets when the run stops, seconds.
+_POLL_S, _STOP_S = 0.2, 3.0
 
 
 class VerificationError(RuntimeError):
@@ -97,9 +100,11 @@ class WeightPusher:
         self._servers = {url: _Server(url) for url in urls}
         self._weights: Weights | None = None
         self._digests: dict[str, str] = {}
+        self._silent: Mapping[str, str] = {}
+        self._stopping = False
 
     def push(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> PushReport:
-        """Bring every server, excluded ones included, to ``tensors`` as ``version``.
+        """Bring every server, excluded ones included and silent ones not, to ``tensors`` as ``version``.
 
         tensors: (name as in the checkpoint, whole tensor on any device). They are kept for
         servers that come later, so they must not change afterwards: pass copies.
@@ -109,23 +114,28 @@ class WeightPusher:
             self._weights = Weights(dict(tensors), version, self._config.bucket_mb << 20)
             if self._config.verify:
                 self._digests = {name: digest(tensor) for name, tensor in self._weights.tensors.items()}
-            return self._update(list(self._servers.values()))
+            return self._update([server for server in self._servers.values() if server.url not in self._silent])
+
+    def note_silent(self, servers: Mapping[str, str]) -> None:
+        """These servers (url → in what way) do not answer: a push that waits for one of them gives it up."""
+        self._silent = dict(servers)
 
     def rejoin(self) -> PushReport:
         """Look at every server: exclude those that lost the current weights, then bring all excluded ones up to date.
 
-        A listed server that refuses the connection or reports another version (it was
-        started again) is excluded; one that only answers slowly is not.
+        A listed server that was noted as silent, refuses the connection or reports another
+        version (it was started again) is excluded; one that only answers slowly is not.
         """
         with self._turn:
             if self._weights is None:
                 raise RuntimeError("rejoin before the first push: there are no weights yet")
             listed = [server for server in self._servers.values() if server.listed]
             for server, look in [(server, in_thread(lambda s=server: self._lost(s))) for server in listed]:
-                reason = look.result()
+                reason = look.result(timeout=_LOOK_S + _MARGIN_S)
                 if reason:
                     self._exclude(server, reason)
-            return self._update([server for server in self._servers.values() if not server.listed])
+            left_out = [server for server in self._servers.values() if not server.listed]
+            return self._update([server for server in left_out if server.url not in self._silent])
 
     def add_server(self, url: str) -> None:
         """Take in one more server. It is listed once it has the current weights: at once if there are any yet."""
@@ -153,33 +163,38 @@ class WeightPusher:
             "error": server.error,
         }
 
+    def interrupt(self) -> None:
+        """The run stops: a push now or later has a few seconds, its servers are excluded after that. Safe in a signal handler."""
+        self._stopping = True
+
     def close(self) -> None:
         """Release all servers. They keep generating with the weights that they have."""
-        with self._turn:
-            for server in self._servers.values():
-                if server.transport is not None:
-                    try:
-                        ServerControl(server.url, Deadline(_LOOK_S)).disconnect()
-                    except (ControlError, TimeoutError) as error:
-                        log.warning("server %s was not released: %s", server.url, error)
-                    server.transport.close()
-                    server.transport = None
+        self.interrupt()
+        if not self._turn.acquire(timeout=_STOP_S + _MARGIN_S):
+            log.warning("a push does not end: the servers are left as they are")
+            return
+        try:
+            connected = [server for server in self._servers.values() if server.transport is not None]
+            wait([in_thread(lambda s=server: self._release(s)) for server in connected], timeout=_LOOK_S + _MARGIN_S)
+        finally:
+            self._turn.release()
 
     # ── inside ───────────────────────────────────────────────────────────────
 
     def _update(self, servers: list[_Server]) -> PushReport:
-        weights = self._weights
-        limit = time.monotonic() + self._config.timeout_s + _MARGIN_S
-        pushes: list[tuple[_Server, Future[ServerPush]]] = []
+        weights, began = self._weights, time.monotonic()
+        pushes: list[tuple[_Server, Deadline, Future[ServerPush]]] = []
         for server in servers:
             server.updating = True
-            pushes.append((server, in_thread(lambda s=server: self._update_one(s, weights))))
+            deadline = Deadline(self._config.timeout_s)
+            pushes.append((server, deadline, in_thread(lambda s=server, d=deadline: self._update_one(s, weights, d))))
         rows = []
-        for server, push in pushes:
-            try:
-                row = push.result(timeout=max(0.0, limit - time.monotonic()))
-            except TimeoutError:
-                row = ServerPush(server.url, self._config.timeout_s, 0.0, 0.0, 0, "a step of the push hangs")
+        for server, deadline, push in pushes:
+            if why := self._await(push, server, began):
+                deadline.expire()  # what the server may still answer must lead to nothing
+                row = ServerPush(server.url, time.monotonic() - began, 0.0, 0.0, 0, why)
+            else:
+                row = push.result(timeout=0)
             if row.error:
                 self._exclude(server, row.error)
             else:
@@ -189,17 +204,37 @@ class WeightPusher:
             rows.append(row)
         return PushReport(weights.version, rows)
 
-    def _update_one(self, server: _Server, weights: Weights) -> ServerPush:
+    def _await(self, push: Future[ServerPush], server: _Server, began: float) -> str | None:
+        """Wait for one server's push; why it was given up, if it was."""
+        while not push.done():
+            wait([push], timeout=_POLL_S)
+            spent = time.monotonic() - began
+            if push.done():
+                break
+            if why := self._silent.get(server.url):
+                return why
+            if spent > self._config.timeout_s + _MARGIN_S:
+                return "a step of the push hangs"
+            if self._stopping and spent > _STOP_S:
+                return "the run stops"
+        return None
+
+    def _update_one(self, server: _Server, weights: Weights, deadline: Deadline) -> ServerPush:
         """pause, start, update, finish, resume. A failure leaves the server as it is then: paused, once paused."""
         began = time.monotonic()
-        deadline = Deadline(self._config.timeout_s)
         control = ServerControl(server.url, deadline)
+        transport: Transport | None = None
         try:
             if server.error:  # one that hangs must not hold up a push to the others
                 ServerControl(server.url, Deadline(_LOOK_S)).weight_version()
-            if server.transport is None:
+            elif server.transport is not None and control.weight_version() != str(server.version):
+                server.transport.close()  # it was started again, and knows no group
+                server.transport = None
+            transport = server.transport
+            if transport is None:
                 transport = GlooTransport() if self._backend == "gloo" else NcclTransport(weights.bucket_bytes)
                 transport.connect(control, deadline)
+                deadline.left()
                 server.transport = transport
                 # A server found paused was left so by a push, perhaps of a learner now gone.
                 server.torn = server.torn or control.is_paused()
@@ -210,7 +245,7 @@ class WeightPusher:
             server.torn = True
             control.start()
             wire = time.monotonic()
-            server.transport.update(control, weights, deadline)
+            transport.update(control, weights, deadline)
             wire_s = time.monotonic() - wire
             control.finish(weights.version)
             server.torn = False
@@ -218,10 +253,20 @@ class WeightPusher:
                 raise VerificationError(f"{len(wrong)} parameters are wrong after the push: {'; '.join(wrong[:3])}")
             control.resume()
         except Exception as error:
+            if transport is not None:
+                transport.close()
             reason = str(error) or type(error).__name__
             return ServerPush(server.url, time.monotonic() - began, 0.0, 0.0, 0, reason)
         now = time.monotonic()
         return ServerPush(server.url, now - began, now - paused, wire_s, weights.nbytes)
+
+    def _release(self, server: _Server) -> None:
+        try:
+            ServerControl(server.url, Deadline(_LOOK_S)).disconnect()
+        except (ControlError, TimeoutError) as error:
+            log.warning("server %s was not released: %s", server.url, error)
+        server.transport.close()
+        server.transport = None
 
     def _exclude(self, server: _Server, reason: str) -> None:
         server.listed, server.error = False, reason
@@ -231,6 +276,8 @@ class WeightPusher:
 
     def _lost(self, server: _Server) -> str | None:
         """Why a listed server has no longer the weights that it was given; None if it has, or is slow to say."""
+        if why := self._silent.get(server.url):
+            return why
         try:
             version = ServerControl(server.url, Deadline(_LOOK_S)).weight_version()
         except (NoAnswer, TimeoutError):

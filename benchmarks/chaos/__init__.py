@@ -1,0 +1,1 @@
+"""A real ``local`` run under a seeded schedule of kills, stops and garbage: ``python -m benchmarks.chaos``."""
