@@ -17,6 +17,7 @@ import numpy as np
 
 from actors.chat import ChatFormat, ChatFormatError
 from actors.sampler import Sampled, Sampler, SamplingFailed
+from actors.turnstile import Turnstile
 from envs.base import StepResult, ToolEnv
 from protocol.messages import Task
 from protocol.trajectory import NO_VERSION, TOKEN_FIELDS, Trajectory
@@ -74,17 +75,22 @@ async def run_episode(
     sampling: Sampling,
     key: str,
     on_turn: Callable[[TurnReport], None] = lambda report: None,
+    turnstile: Turnstile | None = None,
 ) -> Trajectory:
     """Play one episode to its end or to a limit; ``env`` is used once and closed.
 
     seed: given to the environment; each request's seed follows from it and the turn.
     key: unique among the episodes that run, ties its turns to one server.
+    turnstile: passed before the first turn and after each answer of a server.
     Raises ``EpisodeFailed``.
     """
     row = _Row()
     tool_calls: list[dict[str, Any]] = []
     process_reward = 0.0
+    turnstile = turnstile or Turnstile()
     try:
+        await turnstile.enter()
+        env.tool_format = chat.tool_format
         messages = await _call(env.reset, task.payload, seed)
         schemas = [tool.schema() for tool in env.tools]
         row.add_context(_tokenise(chat.prompt_ids, messages, schemas))
@@ -101,6 +107,7 @@ async def run_episode(
                 episode_key=key,
                 min_version=sampling.min_version,
             )
+            await turnstile.enter()
             row.add_turn(sampled)
             result = await _call(env.step, chat.decode(sampled.ids), sampled.finish)
             tool_calls += [
@@ -151,10 +158,13 @@ def request_seed(seed: int, turn: int) -> int:
 
 
 class _Row:
-    """The growing trajectory."""
+    """The growing trajectory, kept small: thousands of them wait for servers at the same time.
+
+    token_ids: all; logprobs, versions: of action tokens alone, which are those of ``turns``.
+    """
 
     def __init__(self) -> None:
-        self.token_ids, self.action_mask = array("i"), array("B")
+        self.token_ids = array("i")
         self.logprobs, self.versions = array("f"), array("i")
         self.rewards: dict[int, float] = {}
         self.turns: list[tuple[int, int]] = []
@@ -163,11 +173,13 @@ class _Row:
         return len(self.token_ids)
 
     def add_context(self, ids: list[int]) -> None:
-        self._add(ids, [0] * len(ids), [0.0] * len(ids), [NO_VERSION] * len(ids))
+        self.token_ids.extend(ids)
 
     def add_turn(self, sampled: Sampled) -> None:
         start = len(self)
-        self._add(sampled.ids, [1] * len(sampled.ids), sampled.logprobs, sampled.versions)
+        self.token_ids.extend(sampled.ids)
+        self.logprobs.extend(sampled.logprobs)
+        self.versions.extend(sampled.versions)
         self.turns.append((start, len(self)))
 
     def add_reward(self, reward: float) -> None:
@@ -176,30 +188,23 @@ class _Row:
         self.rewards[at] = self.rewards.get(at, 0.0) + reward
 
     def finish(self, terminated: bool, facts: dict[str, Any]) -> Trajectory:
-        rewards = np.zeros(len(self), TOKEN_FIELDS["rewards"])
+        arrays = {name: np.zeros(len(self), dtype) for name, dtype in TOKEN_FIELDS.items()}
+        arrays["token_ids"][:] = self.token_ids
+        for start, end in self.turns:
+            arrays["action_mask"][start:end] = 1
+        action = arrays["action_mask"].astype(bool)
+        arrays["behaviour_logprobs"][action] = self.logprobs
+        arrays["versions"][:] = NO_VERSION
+        arrays["versions"][action] = self.versions
         for at, reward in self.rewards.items():
-            rewards[at] = reward
-        trajectory = Trajectory(
-            token_ids=np.array(self.token_ids, TOKEN_FIELDS["token_ids"]),
-            action_mask=np.array(self.action_mask, TOKEN_FIELDS["action_mask"]),
-            behaviour_logprobs=np.array(self.logprobs, TOKEN_FIELDS["behaviour_logprobs"]),
-            versions=np.array(self.versions, TOKEN_FIELDS["versions"]),
-            rewards=rewards,
-            turns=np.array(self.turns, np.int32).reshape(-1, 2),
-            terminated=terminated,
-            facts=facts,
-        )
+            arrays["rewards"][at] = reward
+        turns = np.array(self.turns, np.int32).reshape(-1, 2)
+        trajectory = Trajectory(**arrays, turns=turns, terminated=terminated, facts=facts)
         try:
             trajectory.validate()
         except ValueError as error:
             raise EpisodeFailed("tokens", str(error)) from error
         return trajectory
-
-    def _add(self, ids: list[int], mask: list[int], logprobs: list[float], versions: list[int]) -> None:
-        self.token_ids.extend(ids)
-        self.action_mask.extend(mask)
-        self.logprobs.extend(logprobs)
-        self.versions.extend(versions)
 
 
 def _finite(value: Any, what: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from actors.pool import Pool
 from actors.sampler import Sampler
 from actors.wire import WireThread
 from configs.schema import ActorConfig, Config, EnvConfig, ModelConfig, SamplingConfig, Section
+from configs.section import NonNegative
 from envs.configured import prepare_tools, shutdown_tools
 from envs.registry import load_env
 from protocol.keys import ClientKeys, KeysError
@@ -35,6 +37,9 @@ log = logging.getLogger("rollway.actor")
 
 #: Exit codes: ``LOST`` may be mended by a restart, ``FATAL`` only by changing something.
 LOST, FATAL = 1, 3
+
+#: Most reports of the pool to the link in one heartbeat: each goes through everything that is held.
+REPORTS = 20
 
 #: Takes the newest ``Pool.stats()``.
 OnStats = Callable[[dict[str, Any]], None]
@@ -59,6 +64,7 @@ class ActorShare(Section):
     sampling: SamplingConfig
     actor: ActorConfig
     model: ModelConfig
+    eval_temperature: NonNegative = 0.0
 
 
 def main(config: Config) -> int:
@@ -126,8 +132,9 @@ async def run_actor(
         try:
             share = ActorShare.model_validate(welcome.config)
             envs = {name: load_env(spec.path, spec.args) for name, spec in share.envs.items()}
-            chat = ChatFormat.load(share.model.path)
+            chat = ChatFormat.load(share.model.path, share.model.tool_format)
             await prepare_tools(envs.values())
+            gc.freeze()  # what is there now stays: the collector need not walk through it again and again
         except (ChatFormatError, ValueError) as error:
             raise SetupError(str(error)) from error
         async with Sampler(link, share.actor.request_timeout_s) as sampler:
@@ -149,9 +156,19 @@ async def _serve(
     on_stats: OnStats = lambda stats: None,
 ) -> None:
     stats: dict[str, Any] = {}
+    loop = asyncio.get_running_loop()
+    planned: asyncio.TimerHandle | None = None
+    reported = loop.time()
 
     def report() -> None:
+        nonlocal planned, reported
+        planned, reported = None, loop.time()
         link.update(share.actor.leases, pool.held, pool.oldest, stats)
+
+    def report_soon() -> None:
+        nonlocal planned
+        if planned is None:
+            planned = loop.call_at(reported + share.actor.heartbeat_s / REPORTS, report)
 
     pool = Pool(
         envs,
@@ -162,7 +179,8 @@ async def _serve(
         share.actor.episode_retries,
         deliver=link.deliver,
         fail=link.fail,
-        on_change=report,
+        on_change=report_soon,
+        eval_temperature=share.eval_temperature,
     )
     stats_due = 0.0
     try:
@@ -170,7 +188,7 @@ async def _serve(
             if (now := time.monotonic()) >= stats_due:
                 stats, stats_due = pool.stats(), now + share.actor.heartbeat_s / 2
                 on_stats(stats)
-            report()
+            report_soon()
             try:
                 async with asyncio.timeout(share.actor.heartbeat_s / 2):
                     event = await link.next_event()
@@ -186,4 +204,6 @@ async def _serve(
                     log.info("the learner ends the run: %s", event.reason)
                     return
     finally:
+        if planned:
+            planned.cancel()
         await pool.close()

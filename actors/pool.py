@@ -13,11 +13,12 @@ from actors.chat import ChatFormat
 from actors.episode import EpisodeFailed, Limits, Sampling, TurnReport, run_episode
 from actors.sampler import Sampler
 from actors.stats import Latencies, Rate, rss_mb
+from actors.turnstile import Turnstile
 from configs.schema import SamplingConfig
 from envs.base import ToolEnv
 from protocol.codec import ProtocolError
 from protocol.messages import Lease
-from protocol.trajectory import Group, Trajectory
+from protocol.trajectory import NO_VERSION, Group, Trajectory
 from tools.runner import blocking_calls
 
 log = logging.getLogger("rollway.actor")
@@ -48,6 +49,7 @@ class Pool:
     deliver: awaited with each complete group. fail: awaited with (lease id, reason) when an
     episode has failed ``1 + retries`` times; the group is then dropped as a whole. Neither
     is called for a lease that was cancelled. on_change: called when ``held`` has become less.
+    eval_temperature: of evaluation episodes, 0 being greedy; ``sampling`` is that of training.
     """
 
     def __init__(
@@ -61,15 +63,19 @@ class Pool:
         deliver: Callable[[Group], Awaitable[None]],
         fail: Callable[[str, str], Awaitable[None]],
         on_change: Callable[[], None] = lambda: None,
+        eval_temperature: float = 0.0,
     ):
         self._envs, self._chat, self._sampler = envs, chat, sampler
         self._limits, self._sampling, self._retries = limits, sampling, retries
         self._deliver, self._fail, self._on_change = deliver, fail, on_change
+        self._eval_temperature = eval_temperature
+        self._turnstile = Turnstile()
         self._held: dict[str, _Held] = {}
         self._counts: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
         self._tools: defaultdict[str, _ToolStats] = defaultdict(_ToolStats)
-        self._tokens = Rate()
+        self._tokens, self._episodes = Rate(), Rate()
+        self._version = NO_VERSION
 
     @property
     def held(self) -> list[str]:
@@ -105,7 +111,7 @@ class Pool:
                 log.warning("%d leases did not stop within %g s", len(running), timeout_s)
 
     def stats(self) -> dict[str, Any]:
-        """Plain values for the heartbeat."""
+        """Plain values for the heartbeat. ``version``: the newest that sampled any of its tokens."""
         latency = self._sampler.latency.summary()
         return {
             "in_flight": self._counts["in_flight"],
@@ -116,6 +122,8 @@ class Pool:
             "turns": self._counts["turns"],
             "tokens": self._counts["tokens"],
             "tokens_per_s": round(self._tokens.per_second(), 1),
+            "episodes_per_s": round(self._episodes.per_second(), 2),
+            "version": self._version,
             "latency_p50": latency["p50"],
             "latency_p99": latency["p99"],
             "servers": {
@@ -168,10 +176,10 @@ class Pool:
     async def _episode(self, held: _Held, index: int) -> Trajectory:
         """One member of the group, with its retries."""
         lease = held.lease
-        greedy = lease.purpose == "eval"
+        evaluated = lease.purpose == "eval"
         sampling = Sampling(
-            temperature=0.0 if greedy else self._sampling.temperature,
-            top_p=1.0 if greedy else self._sampling.top_p,
+            temperature=self._eval_temperature if evaluated else self._sampling.temperature,
+            top_p=1.0 if evaluated else self._sampling.top_p,
             min_version=lease.min_version,
         )
         attempt = 0
@@ -189,8 +197,10 @@ class Pool:
                     sampling=sampling,
                     key=f"{lease.lease_id}/{index}/{attempt}",
                     on_turn=lambda report: self._count(held, index, report),
+                    turnstile=self._turnstile,
                 )
                 self._counts["episodes"] += 1
+                self._episodes.add(1)
                 return trajectory
             except EpisodeFailed as failure:
                 self._faults[f"episode.{failure.kind}"] += 1
@@ -204,6 +214,7 @@ class Pool:
     def _count(self, held: _Held, index: int, report: TurnReport) -> None:
         sampled = report.sampled
         held.oldest[index] = min(held.oldest.get(index, sampled.versions[0]), *sampled.versions)
+        self._version = max(self._version, *sampled.versions)
         self._counts["turns"] += 1
         self._counts["tokens"] += len(sampled.ids)
         self._tokens.add(len(sampled.ids))

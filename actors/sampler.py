@@ -110,6 +110,7 @@ class Sampler:
             # Below the 5 s after which vLLM's server closes an idle connection, or it would do so under a request.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
 
@@ -149,6 +150,7 @@ class Sampler:
                 },
             }
         )
+        del ids  # the wait may be long, and thousands wait
         tried: set[str] = set()
         waiting_for, last_problem = "", ""
         pause_s = 0.1
@@ -231,11 +233,11 @@ class Sampler:
         return Sampled(ids, logprobs, versions, choice.finish_reason)
 
     def _version(self, url: str, label: str, announced: int) -> int:
-        """Policy version of a label. A server that was never pushed to still has the weights
-        it was started with, which are current, or the learner would not list it."""
+        """Policy version of a label. A server that was never pushed to has the weights that it was
+        started with: those of version 0, or it was restarted and the learner has yet to notice."""
         if label != UNPUSHED:
             self._pushed.add(url)
             return int(label)
-        if url in self._pushed:
+        if url in self._pushed or announced > 0:
             raise ValueError("the server has lost its weights: it was restarted")
         return announced

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protocol.limits import Limits, TooMuch, check_shape
 from protocol.messages import PROTOCOL_VERSION, AnyMessage, GroupDone, Message
-from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory
+from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory, check_episodes
 
 Frame = bytes | memoryview
 
@@ -48,7 +48,7 @@ def encode(message: Message, group: Group | None = None) -> list[Frame]:
     if isinstance(message, GroupDone) != (group is not None):
         raise ProtocolError("a group goes with GroupDone, and with nothing else")
     try:
-        header = msgpack.packb(message.model_dump(), default=_plain)
+        header = msgpack.packb(dict(message), default=_plain)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"{type(message).__name__}: only plain values can be sent: {error}") from None
     if len(header) > MAX_HEADER_BYTES:
@@ -91,7 +91,7 @@ def decode(frames: Sequence[Frame], limits: Limits | None = None) -> tuple[Messa
         return message, None
     if len(frames) != GROUP_FRAMES:
         raise ProtocolError(f"group_done: {len(frames)} frames, want {GROUP_FRAMES}")
-    return message, _cut(message, frames[1:], limits.tokens if limits else MAX_GROUP_TOKENS)
+    return message, _cut(message, frames, limits.tokens if limits else MAX_GROUP_TOKENS)
 
 
 def _decode_header(frame: Frame, limits: Limits | None) -> Any:
@@ -133,22 +133,30 @@ def _check_counts(message: GroupDone, most: int = MAX_GROUP_TOKENS) -> int:
 
 
 def _join(group: Group) -> list[Frame]:
-    for trajectory in group.trajectories:
-        try:
-            trajectory.validate()
-        except ValueError as error:
-            raise ProtocolError(f"lease {group.lease_id}: {error}") from None
-    arrays = [np.concatenate([getattr(t, name) for t in group.trajectories]) for name in TOKEN_FIELDS]
-    arrays.append(np.concatenate([t.turns for t in group.trajectories]).astype(_TURNS, copy=False))
+    members = group.trajectories
+    try:
+        for member in members:  # each by itself: joined, wrong sizes could make up for each other
+            member.check_shapes()
+        joined = {name: np.concatenate([getattr(t, name) for t in members]) for name in TOKEN_FIELDS}
+        turns = np.concatenate([t.turns for t in members])
+        sizes = np.array([len(t) for t in members]), np.array([len(t.turns) for t in members])
+        check_episodes(joined, turns, *sizes, [t.facts for t in members])
+    except ValueError as error:
+        raise ProtocolError(f"lease {group.lease_id}: {error}") from None
+    arrays = [*joined.values(), turns.astype(_TURNS, copy=False)]
     return [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
 
 
 def _cut(message: GroupDone, frames: Sequence[Frame], most: int) -> Group:
     tokens = _check_counts(message, most)
     flat = {}
-    for (name, dtype), frame in zip(TOKEN_FIELDS.items(), frames, strict=False):
+    for (name, dtype), frame in zip(TOKEN_FIELDS.items(), frames[1:], strict=False):
         flat[name] = _array(name, frame, dtype, tokens)
     turns = _array("turns", frames[-1], _TURNS, 2 * sum(message.turn_counts)).reshape(-1, 2)
+    try:
+        check_episodes(flat, turns, np.array(message.lengths), np.array(message.turn_counts), message.facts)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
 
     spans = pairwise(accumulate(message.lengths, initial=0))
     turn_spans = pairwise(accumulate(message.turn_counts, initial=0))
@@ -157,13 +165,8 @@ def _cut(message: GroupDone, frames: Sequence[Frame], most: int) -> Group:
         spans, turn_spans, message.terminated, message.facts, strict=True
     ):
         fields = {name: array[start:end] for name, array in flat.items()}
-        trajectory = Trajectory(**fields, turns=turns[first:last], terminated=terminated, facts=facts)
-        try:
-            trajectory.validate()
-        except ValueError as error:
-            raise ProtocolError(str(error)) from None
-        trajectories.append(trajectory)
-    return Group(message.lease_id, message.task_id, trajectories)
+        trajectories.append(Trajectory(**fields, turns=turns[first:last], terminated=terminated, facts=facts))
+    return Group(message.lease_id, message.task_id, trajectories, frames)
 
 
 def _array(name: str, frame: Frame, dtype: np.dtype, count: int) -> np.ndarray:
@@ -174,7 +177,9 @@ def _array(name: str, frame: Frame, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def _plain(value: Any) -> Any:
-    """Metrics are often numpy scalars; they are sent as the numbers that they are."""
+    """What MessagePack does not know: messages in messages, and numpy scalars, which metrics often are."""
+    if isinstance(value, Message):
+        return dict(value)
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not plain")

@@ -68,46 +68,46 @@ def check_shape(frame: bytes | memoryview, limits: Limits) -> None:
     data = bytes(frame) if len(frame) <= limits.header_bytes else b""
     if len(frame) > len(data):
         raise TooMuch(f"header of {len(frame)} bytes, at most {limits.header_bytes}")
-    size, at, values, most = len(data), 0, 0, limits.header_values
-    open_ = [1]  # values still to come in each container, the outermost first
-    while open_:
-        if not open_[-1]:
-            open_.pop()
-            continue
-        open_[-1] -= 1
-        values += 1
-        if at >= size:
-            raise TooMuch("header is not MessagePack: cut off")
-        if values > most:
-            raise TooMuch(f"header of more than {most} values")
-        first = data[at]
-        at += 1
-        if first < 0x80 or first >= 0xE0:
-            continue
-        if 0xA0 <= first < 0xC0:
-            at += first & 0x1F
-        elif first < 0xA0:
-            inside = first & 0x0F if first >= 0x90 else 2 * (first & 0x0F)
-            _enter(open_, inside, size - at)
-        elif first in _SCALARS:
-            at += _SCALARS[first]
-        elif first in _STRINGS:
-            width = _STRINGS[first]
-            at += width + int.from_bytes(data[at : at + width])
-        elif first in _ARRAYS or first in _MAPS:
-            width = _ARRAYS.get(first) or _MAPS[first]
-            inside = int.from_bytes(data[at : at + width]) * (1 if first in _ARRAYS else 2)
-            at += width
-            _enter(open_, inside, size - at)
-        else:
-            raise TooMuch("header is not MessagePack of plain values: binary or extension type")
+    size, at, values = len(data), 0, 1
+    left, around = 1, []  # values still to come: in the innermost container, in those around it
+    try:
+        while left or around:
+            if not left:
+                left = around.pop()
+                continue
+            left -= 1
+            first = data[at]
+            at += 1
+            if first < 0x80 or first >= 0xE0:
+                continue
+            if 0xA0 <= first < 0xC0:
+                at += first & 0x1F
+                continue
+            if first < 0xA0:
+                inside = first & 0x0F if first >= 0x90 else 2 * (first & 0x0F)
+            elif first in _SCALARS:
+                at += _SCALARS[first]
+                continue
+            elif first in _STRINGS:
+                width = _STRINGS[first]
+                at += width + int.from_bytes(data[at : at + width])
+                continue
+            elif first in _ARRAYS or first in _MAPS:
+                width = _ARRAYS.get(first) or _MAPS[first]
+                inside = int.from_bytes(data[at : at + width]) * (1 if first in _ARRAYS else 2)
+                at += width
+            else:
+                raise TooMuch("header is not MessagePack of plain values: binary or extension type")
+            values += inside
+            if inside > size - at:  # every value takes a byte at least
+                raise TooMuch(f"header is not MessagePack: announces {inside} values in {size - at} bytes")
+            if values > limits.header_values:
+                raise TooMuch(f"header of more than {limits.header_values} values")
+            around.append(left)
+            left = inside
+            if len(around) > MAX_DEPTH:
+                raise TooMuch(f"header is nested deeper than {MAX_DEPTH}")
+    except IndexError:
+        raise TooMuch("header is not MessagePack: cut off") from None
     if at != size:
         raise TooMuch(f"header is not MessagePack: {'cut off' if at > size else 'trailing bytes'}")
-
-
-def _enter(open_: list[int], inside: int, left: int) -> None:
-    if inside > left:  # every value takes a byte at least
-        raise TooMuch(f"header is not MessagePack: announces {inside} values in {left} bytes")
-    if len(open_) > MAX_DEPTH:
-        raise TooMuch(f"header is nested deeper than {MAX_DEPTH}")
-    open_.append(inside)

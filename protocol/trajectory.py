@@ -6,11 +6,12 @@ as it was sampled: nothing in here is ever decoded and encoded again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -51,6 +52,9 @@ class Facts(BaseModel):
     process_reward: Finite | None = None
     metrics: dict[str, Finite] = {}
     tool_calls: list[ToolCall] = []
+
+
+_FACTS = TypeAdapter(list[Facts])
 
 
 @dataclass(slots=True)
@@ -95,45 +99,70 @@ class Trajectory:
     def total_reward(self) -> float:
         return float(self.rewards.sum(dtype=np.float64))
 
-    def validate(self) -> None:
-        """Raise ``ValueError`` naming the field that breaks the invariants above."""
-        size = len(self.token_ids)
+    def check_shapes(self) -> None:
+        """Raise ``ValueError`` where a per-token array has another type or length than it should."""
         for name, dtype in TOKEN_FIELDS.items():
             array = getattr(self, name)
-            if array.dtype != dtype or array.shape != (size,):
-                raise ValueError(f"trajectory.{name}: want {dtype} [{size}], got {array.dtype} {array.shape}")
+            if array.dtype != dtype or array.shape != (len(self),):
+                raise ValueError(f"trajectory.{name}: want {dtype} [{len(self)}], got {array.dtype} {array.shape}")
         if self.turns.ndim != 2 or self.turns.shape[1] != 2:
             raise ValueError(f"trajectory.turns: want shape [K, 2], got {self.turns.shape}")
-        if self.token_ids.min(initial=0) < 0:
-            raise ValueError("trajectory.token_ids: a negative id")
-        try:
-            Facts.model_validate(self.facts)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"trajectory.facts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        starts, ends = self.turns[:, 0], self.turns[:, 1]
-        if (starts < 0).any() or (ends > size).any() or (starts > ends).any():
-            raise ValueError(f"trajectory.turns: a span outside the {size} tokens")
-        action = self.action_mask.astype(bool)
-        if self.action_mask.max(initial=0) > 1:
-            raise ValueError("trajectory.action_mask: only 0 and 1 are allowed")
-        if not np.isfinite(self.rewards).all():
-            raise ValueError("trajectory.rewards: not finite")
-        if self.rewards[~action].any():
-            raise ValueError("trajectory.rewards: a reward lies on a token that the policy did not write")
-        if not np.isfinite(self.behaviour_logprobs).all() or (self.behaviour_logprobs > 1e-4).any():
-            raise ValueError("trajectory.behaviour_logprobs: not a log-probability")
-        if (self.versions[action] < 0).any():
-            raise ValueError("trajectory.versions: an action token without a version")
+
+    def validate(self) -> None:
+        """Raise ``ValueError`` naming the field that breaks the invariants above."""
+        self.check_shapes()
+        arrays = {name: getattr(self, name) for name in TOKEN_FIELDS}
+        check_episodes(arrays, self.turns, np.array([len(self)]), np.array([len(self.turns)]), [self.facts])
+
+
+def check_episodes(
+    arrays: dict[str, np.ndarray],
+    turns: np.ndarray,
+    lengths: np.ndarray,
+    turn_counts: np.ndarray,
+    facts: list[dict[str, Any]],
+) -> None:
+    """Raise ``ValueError`` naming the field where episodes break the invariants of ``Trajectory``.
+
+    They lie one after another: arrays [Σ lengths] by name, turns [Σ turn_counts, 2] with spans
+    that count from the start of their own episode; types and shapes are known to be right. One
+    pass over all of them, because a group is looked at where it is sent, received and read back.
+    """
+    if arrays["token_ids"].min(initial=0) < 0:
+        raise ValueError("trajectory.token_ids: a negative id")
+    try:
+        _FACTS.validate_python(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"trajectory.facts.{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+    starts, ends = turns[:, 0], turns[:, 1]
+    if (starts < 0).any() or (starts > ends).any() or (ends > np.repeat(lengths, turn_counts)).any():
+        raise ValueError("trajectory.turns: a span outside the tokens of its episode")
+    mask, rewards, logprobs = arrays["action_mask"], arrays["rewards"], arrays["behaviour_logprobs"]
+    if mask.max(initial=0) > 1:
+        raise ValueError("trajectory.action_mask: only 0 and 1 are allowed")
+    action = mask.view(bool)
+    if not np.isfinite(rewards).all():
+        raise ValueError("trajectory.rewards: not finite")
+    if ((rewards != 0) & ~action).any():
+        raise ValueError("trajectory.rewards: a reward lies on a token that the policy did not write")
+    if not np.isfinite(logprobs).all() or logprobs.max(initial=0.0) > 1e-4:
+        raise ValueError("trajectory.behaviour_logprobs: not a log-probability")
+    if ((arrays["versions"] < 0) & action).any():
+        raise ValueError("trajectory.versions: an action token without a version")
 
 
 @dataclass(slots=True)
 class Group:
-    """G finished episodes of one task, under the lease that they were made for."""
+    """G finished episodes of one task, under the lease that they were made for.
+
+    frames: what it was decoded from, to be written down as it came; None for one made here.
+    """
 
     lease_id: str
     task_id: str
     trajectories: list[Trajectory]
+    frames: Sequence[bytes | memoryview] | None = field(default=None, repr=False, compare=False)
 
     @property
     def oldest_version(self) -> int:

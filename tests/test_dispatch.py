@@ -609,3 +609,7 @@ def test_a_wait_is_explained():
         "1 groups delivered, 1 leased to a (last heard 2 s ago), no server has the current weights"
     )
     assert "no actor is connected" in World(actors=()).dispatcher.describe(0.0)
+    crowd = World(actors=tuple(f"a{number:02}" for number in range(12)))
+    crowd.dispatcher.roster.actors["a07"].seen -= 30
+    words = crowd.dispatcher.describe(crowd.now)
+    assert "leased to a07 (last heard 30 s ago)" in words and "leased to 4 other actors, heard since" in words

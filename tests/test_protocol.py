@@ -110,6 +110,17 @@ def turn_outside(t):
     t.turns[-1, 1] = 99
 
 
+def test_an_episode_takes_nothing_from_the_next_one():
+    reaching, lending = group("l1", "q1"), group("l1", "q1")
+    reaching.trajectories[0].turns[-1, 1] += 1
+    with pytest.raises(ProtocolError, match="outside the tokens of its episode"):
+        encode_group("a", reaching)
+    first, second = lending.trajectories[:2]
+    first.versions, second.versions = first.versions[:-1], np.append(first.versions[-1:], second.versions)
+    with pytest.raises(ProtocolError, match=r"trajectory\.versions: want"):
+        encode_group("a", lending)
+
+
 @pytest.mark.parametrize("spoil", [nan_reward, reward_off_action, no_version, positive_logprob, turn_outside])
 def test_invalid_trajectories_pass_neither_end(spoil, monkeypatch):
     bad = group("l1", "q1")
@@ -117,7 +128,7 @@ def test_invalid_trajectories_pass_neither_end(spoil, monkeypatch):
     with pytest.raises(ProtocolError, match="trajectory"):
         encode_group("a", bad)
     with monkeypatch.context() as patch:
-        patch.setattr(type(bad.trajectories[0]), "validate", lambda self: None)
+        patch.setattr("protocol.codec.check_episodes", lambda *args: None)
         frames = frames_of(bad)
     with pytest.raises(ProtocolError, match="trajectory"):
         decode(frames)

@@ -49,13 +49,19 @@ async def test_each_token_keeps_the_version_that_sampled_it():
         assert (await ask(sampler)).versions == [17, 18, 18]
 
 
-async def test_a_server_never_pushed_to_has_the_announced_version():
-    spans = [("default", 0, 2), ("4", 2, 3)]
+async def test_a_server_never_pushed_to_has_version_0():
+    spans = [("default", 0, 2), ("1", 2, 3)]
+    async with CannedServer(lambda body: answer([4, 5, 9], versions=spans)) as server, sampler_of(server) as sampler:
+        assert (await ask(sampler)).versions == [0, 0, 1]
+
+
+async def test_a_restarted_server_is_not_believed_by_an_actor_that_joined_after_the_last_push():
+    labels = iter(["default", "5"])
     async with (
-        CannedServer(lambda body: answer([4, 5, 9], versions=spans)) as server,
-        sampler_of(server, version=3) as sampler,
+        CannedServer(lambda body: answer([4], versions=[(next(labels), 0, 1)])) as server,
+        sampler_of(server, version=5) as sampler,
     ):
-        assert (await ask(sampler)).versions == [3, 3, 4]
+        assert (await ask(sampler)).versions == [5] and sampler.faults["bad_answer"] == 1
 
 
 async def test_a_server_that_forgot_its_weights_is_not_believed():

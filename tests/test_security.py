@@ -338,7 +338,7 @@ LIMITS = Limits(tokens=1000)
 TOO_MUCH = {
     "large": (b"\xc0" * (LIMITS.header_bytes + 1), "at most"),
     "an array that lies": (b"\xdd\xff\xff\xff\xff", "announces 4294967295 values in 0 bytes"),
-    "arrays that would each be allocated": (b"\xdd\x00\x00\x40\x00" * 4000, "nested deeper"),
+    "arrays that would each be allocated": (b"\xdd\x00\x00\x40\x00" * 4000, "more than 17384 values"),
     "a map that lies": (b"\xdf\xff\xff\xff\xff\xc0", "announces"),
     "a text that lies": (b"\xdb\xff\xff\xff\xff\xc0", "cut off"),
     "deep": (b"\x91" * (MAX_DEPTH + 1) + b"\xc0", "nested deeper"),

@@ -53,6 +53,7 @@ class Dispatcher:
         self._lease_timeout = config.gateway.lease_timeout_s
         self._run_id, self._welcome = run_id, welcome
         self._eval: EvalQueue | None = None
+        self.arrived = 0  # groups and evaluation episodes taken, ever
         self._ids = LeaseIds(ledger.run_id, ledger.boot)
         self._announced: tuple[int, list[str]] = (0, [])
         self._last_tick: float | None = None
@@ -192,7 +193,7 @@ class Dispatcher:
         self._send(actor_id, wire.Welcome(**welcome, servers=self.servers, version=self.version))
 
     def _on_heartbeat(self, actor: Actor, beat: wire.Heartbeat, now: float) -> None:
-        actor.capacity, actor.stats = beat.capacity, beat.stats
+        self.roster.heard(actor, beat.capacity, beat.stats)
         listed = set(beat.held)
         if strange := sorted(listed - actor.leases):
             self._send(beat.actor_id, wire.Cancel(lease_ids=strange))
@@ -214,6 +215,7 @@ class Dispatcher:
                 return
             self.roster.drop(held)
             self._eval.done(held.unit, group.trajectories[0])
+            self.arrived += 1
             return
         seq = self._ids.seq(group.lease_id)
         if seq is None:
@@ -221,9 +223,9 @@ class Dispatcher:
                 log.error("%s: no lease was ever called %r", actor_id, group.lease_id)
         elif self._ledger.state(seq) != "pending":
             self._ledger.count("duplicates")
-        elif problem := self._problem(group, self._ledger.unit(seq).task, self._group_size):
+        elif problem := self._problem(group, self._ledger.task(seq), self._group_size):
             self._refuse(actor_id, group, problem, held)
-        elif self._gate.stale(group.oldest_version):
+        elif self._gate.stale(oldest := group.oldest_version):
             self._ledger.count("stale_dropped")
             if held:
                 self._void(held, tell=False)
@@ -233,7 +235,8 @@ class Dispatcher:
                 if current is not held:
                     self._send(current.actor_id, wire.Cancel(lease_ids=[current.lease_id]))
             self._ledger.deliver(seq, actor_id, group)
-            self._gate.waiting[seq] = group.oldest_version
+            self._gate.waiting[seq] = oldest
+            self.arrived += 1
 
     def _problem(self, group: Group, task: wire.Task, size: int) -> str | None:
         """Why a group cannot be what its lease asked for, though each trajectory is sound by itself."""

@@ -35,6 +35,10 @@ log = logging.getLogger("rollway.gateway")
 
 #: Seconds between looks at the connections: at 1 GB/s, loopback's best, 20 MB go by.
 _LOOK_S = 0.02
+#: Of a core, for looking: with very many connections the looks are further apart.
+_SHARE = 0.05
+#: The longest that the thread may take to end, in seconds.
+_END_S = 5.0
 #: Seconds between two log lines of the same kind.
 _COMPLAIN_S = 5.0
 #: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` in Linux's struct tcp_info.
@@ -126,7 +130,7 @@ class Doorkeeper(threading.Thread):
         """To be called by the socket's thread, before it closes the socket."""
         self._router.disable_monitor()  # while we still listen: libzmq waits for a reader
         self._over.set()
-        self.join()
+        self.join(timeout=_END_S)
         for peer in self._connections.values():
             peer.connection.close()
 
@@ -172,10 +176,13 @@ class Doorkeeper(threading.Thread):
     # ── the thread ───────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        took = 0.0
+        while not self._over.wait(max(_LOOK_S, took / _SHARE)):
+            began = time.thread_time()
             loads = self.loads()
             with self._lock:
                 self._look(loads)
+            took = time.thread_time() - began
 
     def _look(self, loads: dict[int, int]) -> None:
         now, total = time.monotonic(), sum(loads.values())

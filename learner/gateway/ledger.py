@@ -123,7 +123,8 @@ class Ledger:
         if self.state(seq) != "pending":
             self.count("duplicates")
             return False
-        frames = msgpack.packb([bytes(frame) for frame in encode_group(actor_id, group)])
+        # As they came where they came from an actor: they were checked on the way in.
+        frames = msgpack.packb(group.frames or encode_group(actor_id, group))
         with self._transaction():
             self._db.execute("INSERT INTO payloads VALUES (?, ?)", (seq, frames))
             self._db.execute(
@@ -201,9 +202,13 @@ class Ledger:
         row = self._db.execute("SELECT attempts FROM units WHERE seq = ?", (seq,)).fetchone()
         if row is None:
             raise KeyError(seq)
-        epoch, place = divmod(seq, len(self._tasks))
         seed = int(np.random.SeedSequence([self._seed, seq, row[0]]).generate_state(1)[0])
-        return Unit(seq, epoch, self._tasks[self._order(epoch)[place]], row[0], seed)
+        return Unit(seq, seq // len(self._tasks), self.task(seq), row[0], seed)
+
+    def task(self, seq: int) -> Task:
+        """What the unit at place ``seq`` is about, whether it was issued or not."""
+        epoch, place = divmod(seq, len(self._tasks))
+        return self._tasks[self._order(epoch)[place]]
 
     def state(self, seq: int) -> str | None:
         """Durable state of a unit (a leased one is ``pending``); None if it was never issued."""

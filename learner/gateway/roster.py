@@ -10,6 +10,9 @@ from typing import Any
 from protocol.messages import Hello, Lease
 from protocol.trajectory import NO_VERSION
 
+#: Actors that a description names; of more, those that were silent for longest.
+_NAMED = 8
+
 
 @dataclass(slots=True)
 class Held:
@@ -76,6 +79,13 @@ class Roster:
         self.actors: dict[str, Actor] = {}
         self.leases: dict[str, Held] = {}  # in the order of their issue
         self._of_unit: dict[int, str] = {}  # seq of a leased training unit → its lease
+        self._no_room_for: int | None = None  # so many episodes nobody could take, and nobody has got room since
+
+    def heard(self, actor: Actor, capacity: int, stats: dict[str, Any]) -> None:
+        """What an actor says of itself."""
+        if capacity != actor.capacity:
+            self._no_room_for = None
+        actor.capacity, actor.stats = capacity, stats
 
     def grant(self, held: Held) -> None:
         actor = self.actors[held.actor_id]
@@ -89,6 +99,7 @@ class Roster:
         actor = self.actors[held.actor_id]
         actor.leases.remove(held.lease_id)
         actor.episodes -= held.lease.group_size
+        self._no_room_for = None
         del self.leases[held.lease_id]
         if not held.is_eval:
             del self._of_unit[held.unit]
@@ -109,13 +120,21 @@ class Roster:
         return len(self._of_unit)
 
     def freest(self, episodes: int) -> str | None:
-        """The actor with the least work among those that have room for ``episodes`` more."""
+        """The actor with the least work among those that have room for ``episodes`` more.
+
+        It is asked for after every message, and mostly all are at work: that is remembered.
+        """
+        if self._no_room_for is not None and episodes >= self._no_room_for:
+            return None
         rooms = (
             (actor.episodes, actor_id)
             for actor_id, actor in self.actors.items()
             if actor.episodes + episodes <= actor.capacity * self._group_size
         )
-        return min(rooms, default=(0, None))[1]
+        chosen = min(rooms, default=(0, None))[1]
+        if chosen is None:
+            self._no_room_for = episodes
+        return chosen
 
     def expired(self, now: float, timeout: float) -> Iterator[Held]:
         """Leases issued more than ``timeout`` seconds ago."""
@@ -127,10 +146,21 @@ class Roster:
     def describe(self, now: float) -> str:
         if not self.actors:
             return "no actor is connected: start one with `python run.py --role actor`"
-        return ", ".join(
+        told = sorted(self.actors.items(), key=lambda item: (item[1].seen, item[0]))[:_NAMED]
+        parts = [
             f"{len(actor.leases)} leased to {actor_id} (last heard {now - actor.seen:.0f} s ago)"
-            for actor_id, actor in sorted(self.actors.items())
-        )
+            for actor_id, actor in sorted(told)
+        ]
+        if others := len(self.actors) - len(told):
+            leases = len(self.leases) - sum(len(actor.leases) for _, actor in told)
+            parts.append(f"{leases} leased to {others} other actors, heard since")
+        return ", ".join(parts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the actors say they have sampled so far."""
+        told = (actor.stats.get("tokens") for actor in self.actors.values())
+        return sum(tokens for tokens in told if isinstance(tokens, int))
 
     def rows(self, now: float) -> list[dict[str, Any]]:
         """One row an actor for the dashboard; ``age_s`` since it was last heard."""

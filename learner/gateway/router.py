@@ -10,7 +10,6 @@ import logging
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +20,9 @@ from configs.schema import Config
 from learner.gateway.dispatch import SILENT_BEATS, Dispatcher, Outgoing
 from learner.gateway.door import Arrival, Door, StartError
 from learner.gateway.ledger import Ledger
+from learner.gateway.watchdog import Watchdog, describe_servers
+from learner.gateway.watchers import Watchers
+from learner.run.history import History
 from protocol.codec import ProtocolError, VersionError, decode, encode
 from protocol.limits import Limits
 from protocol.messages import (
@@ -46,11 +48,12 @@ _BURST = 256
 _SILENCE_S = 60.0
 #: The longest that the thread may take to end, in seconds.
 _STOP_S = 8.0
-#: Seconds since its last question for which a dashboard counts as watching.
-_WATCHING_S = 5.0
+#: Seconds that dismissed actors have to say goodbye.
+_FAREWELL_S = 1.0
+#: Seconds between two looks of the watchdog.
+_WATCH_S = 1.0
 #: Seconds between two log lines about rejected frames.
 _COMPLAIN_S = 5.0
-_HISTORY = 2000
 _FROM_ACTORS = (Hello, Heartbeat, GroupDone, GroupFailed, Goodbye)
 
 
@@ -69,7 +72,7 @@ class Gateway:
         self._config = config.gateway
         self._limits = Limits(tokens=config.learner.group_size * config.model.max_tokens)
         self._silence_s = max(_SILENCE_S, 2 * SILENT_BEATS * config.actor.heartbeat_s)
-        self._tick_ms = 1000 * config.actor.heartbeat_s / 10
+        self._tick_s = config.actor.heartbeat_s / 10
         self._ledger = ledger
         # The ledger's own id tells two runs in folders of the same name apart.
         self._dispatcher = Dispatcher(config, ledger, f"{run_id}-{ledger.run_id}"[-128:], welcome)
@@ -83,12 +86,13 @@ class Gateway:
         self._crash: BaseException | None = None
         self._interrupted = False
         self._dismiss = True
-        #: identity of a dashboard → (when it asked last, the step from which on)
-        self._watchers: dict[bytes, tuple[float, int]] = {}
+        self._watchers = Watchers(self._config.max_peers)
+        self._watchdog = Watchdog(config.gateway.watchdog_s)
+        self._watchdog_due = 0.0
         self._rejected = 0
         self._complain_at = 0.0
         self._sections: dict[str, Any] = {"run": {}, "evals": [], "servers": [], "latest": {}}
-        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+        self._history = History()
 
     # ── the learner's calls ──────────────────────────────────────────────────
 
@@ -185,7 +189,7 @@ class Gateway:
             self._sections[section] = value
 
     def append_history(self, record: dict[str, Any]) -> None:
-        """Add one step's record (it has a ``step``); the newest 2,000 are kept for dashboards."""
+        """Add one step's record (it has a ``step``), for dashboards."""
         with self._lock:
             self._history.append(record)
 
@@ -194,11 +198,27 @@ class Gateway:
         with self._lock:
             return {
                 **self._sections,
-                "run": {**self._sections["run"], "now": time.time()},
-                "history": [record for record in self._history if record["step"] >= since_step],
+                "run": {**self._run_section(), "now": time.time()},
+                "history": self._history.since(since_step),
                 "queue": self._dispatcher.queue() | {"rejected_frames": self._rejected},
                 "actors": self._dispatcher.roster.rows(time.monotonic()),
             }
+
+    def _run_section(self) -> dict[str, Any]:
+        run = self._sections["run"]
+        return {**run, "message": self._watchdog.message} if self._watchdog.message else run
+
+    def _watch_over(self, now: float) -> None:
+        if now < self._watchdog_due:
+            return
+        self._watchdog_due = now + _WATCH_S
+        phase, dispatcher = str(self._sections["run"].get("phase", "")), self._dispatcher
+        mark = (dispatcher.version, dispatcher.arrived)
+        self._watchdog.look(now, phase, mark, dispatcher.roster.tokens, self._facts)
+
+    def _facts(self) -> str:
+        """Who holds what, and how the servers are, as far as it is known here."""
+        return f"{self._dispatcher.describe(time.monotonic())}, {describe_servers(self._sections['servers'])}"
 
     # ── waiting ──────────────────────────────────────────────────────────────
 
@@ -225,8 +245,7 @@ class Gateway:
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    state = self._dispatcher.describe(time.monotonic())
-                    raise WaitTimeout(f"the learner waited {timeout_s:g} s for a {what}: {state}")
+                    raise WaitTimeout(f"the learner waited {timeout_s:g} s for a {what}: {self._facts()}")
                 self._changed.wait(left)
         self._wake()
         return result
@@ -238,18 +257,24 @@ class Gateway:
             poller = zmq.Poller()
             poller.register(self._door.socket, zmq.POLLIN)
             poller.register(self._wake_in, zmq.POLLIN)
+            tick_due = time.monotonic()
             while self._stop_reason is None:
-                poller.poll(self._tick_ms)
+                poller.poll(max(0.0, 1000 * (tick_due - time.monotonic())))
                 self._door.check()
-                self._drain_wakeups()
+                woken = self._drain_wakeups()
                 self._receive()
+                if not woken and time.monotonic() < tick_due:
+                    continue  # a tick goes through all leases: not for every message
+                tick_due = time.monotonic() + self._tick_s
                 with self._lock:
                     out = self._dispatcher.tick(time.monotonic())
+                    self._watch_over(time.monotonic())
                     self._changed.notify_all()
                 self._send(out)
             if self._dismiss:
                 self._send(self._dispatcher.shutdown(self._stop_reason))
                 self._show_the_end()
+                self._see_off(poller)
         except BaseException as error:
             log.exception("the gateway's thread died")
             with self._lock:
@@ -258,10 +283,26 @@ class Gateway:
         finally:
             self._door.close()
 
-    def _drain_wakeups(self) -> None:
+    def _see_off(self, poller: zmq.Poller) -> None:
+        """Listen until all actors have said goodbye, a second at most.
+
+        A connection that is closed with something unread in it is reset, and what was just sent may be lost with it.
+        """
+        deadline = time.monotonic() + _FAREWELL_S
+        with self._lock:
+            self._dispatcher.paused = True
+        while self._dispatcher.roster.actors and (left := deadline - time.monotonic()) > 0:
+            poller.poll(1000 * min(left, 0.05))
+            self._drain_wakeups()
+            self._receive()
+
+    def _drain_wakeups(self) -> bool:
+        """Whether the learner has called since the last time."""
+        woken = False
         with suppress(BlockingIOError):
             while self._wake_in.recv(4096):
-                pass
+                woken = True
+        return woken
 
     def _receive(self) -> None:
         for _ in range(_BURST):
@@ -280,9 +321,9 @@ class Gateway:
     def _handle(self, arrival: Arrival) -> None:
         message, group = decode([frame.buffer for frame in arrival.frames], self._limits)
         if isinstance(message, StatusRequest):
-            self._watch(arrival.identity, message.since_step)
+            self._watchers.asked(arrival.identity, message.since_step, time.monotonic())
             if not self._door.is_behind(arrival):  # one large answer at a time: a dashboard asks again
-                self._door.send(arrival.identity, encode(Status(snapshot=self.snapshot(message.since_step))))
+                self._show(arrival.identity, message.since_step)
             return
         if not isinstance(message, _FROM_ACTORS):
             raise ProtocolError(f"{message.type} is for the learner to send")
@@ -298,19 +339,13 @@ class Gateway:
             self._changed.notify_all()
         self._send(out)
 
-    def _watch(self, identity: bytes, since_step: int) -> None:
-        """Remember a dashboard and what it has seen; of very many, those that asked last."""
-        self._watchers.pop(identity, None)
-        self._watchers[identity] = (time.monotonic(), since_step)
-        if len(self._watchers) > self._config.max_peers:
-            del self._watchers[next(iter(self._watchers))]
+    def _show(self, identity: bytes, since_step: int) -> None:
+        self._door.send(identity, encode(Status(snapshot=self._watchers.news(identity, self.snapshot(since_step)))))
 
     def _show_the_end(self) -> None:
         """The last state to every dashboard still there: the run may end between two of its questions."""
-        now = time.monotonic()
-        for identity, (asked, since_step) in self._watchers.items():
-            if now - asked < _WATCHING_S:
-                self._door.send(identity, encode(Status(snapshot=self.snapshot(since_step))))
+        for identity, since_step in self._watchers.present(time.monotonic()):
+            self._show(identity, since_step)
 
     def _send(self, messages: Outgoing) -> None:
         for actor_id, message in messages:

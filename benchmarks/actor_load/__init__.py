@@ -1,0 +1,1 @@
+"""What one actor process sustains, beside a bare client loop and another project's rollout loop."""
