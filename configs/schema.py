@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 from configs.algorithm import AlgorithmConfig
 from configs.critic import CriticAdvantage, CriticConfig, critic_mistake
 from configs.optimizer import OptimizerConfig
-from configs.section import Positive, Seconds, Section
+from configs.retriever import RetrieverConfig
+from configs.section import NonNegative, Positive, Seconds, Section
 
 
 class RunConfig(Section):
@@ -36,6 +37,8 @@ class ModelConfig(Section):
     """Compute dtype of learner and servers."""
     max_tokens: Positive = 1024
     """Longest episode in tokens, prompt and tool responses included."""
+    tool_format: Literal["auto", "hermes", "qwen_xml", "llama3", "mistral", "pythonic"] = "auto"
+    """How the model writes tool calls. auto: as its chat template shows them; Hermes where it shows none."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the learner."""
 
@@ -96,6 +99,10 @@ class ServerConfig(Section):
     """Cores of a CPU server's compute threads (VLLM_CPU_OMP_THREADS_BIND)."""
     max_num_seqs: Positive = 256
     start_timeout_s: Seconds = 600.0
+    """A server that starts may take so long; ``--role local`` kills and restarts one that hangs for longer."""
+    silent_s: Seconds = 30.0
+    """A server that answers nothing for so long, or generates nothing though requests run, gets no more of them
+    until it does again and has the current weights."""
     extra_args: list[str] = Field(default_factory=list)
     """Further arguments for vLLM's server."""
 
@@ -147,6 +154,8 @@ class GatewayConfig(Section):
     two of the largest groups need."""
     lease_timeout_s: Seconds = 600.0
     """A lease not delivered after this long is void, whatever its holder says."""
+    watchdog_s: Seconds = 45.0
+    """When nothing has moved for so long, log and dashboard say who waits for what."""
     batch_timeout_s: Seconds = 1800.0
     """The longest wait for a batch before the learner gives up and says why."""
 
@@ -163,7 +172,35 @@ class EvalConfig(Section):
     size: Positive = 100
     """Questions of each data set in an evaluation on the way."""
     final_size: Positive = 300
-    """Questions of each data set before the first and after the last step."""
+    """Questions of each data set before the first and after the last step, and with ``--role eval``."""
+    samples: Positive = 1
+    """With ``--role eval``: episodes of each question, for avg@k and pass@k."""
+    temperature: NonNegative = 0.0
+    """With ``--role eval``: 0 is greedy. Evaluations of a run are always greedy."""
+    output: Path | None = None
+    """With ``--role eval``: JSON file of scores and outcomes; left out, a new one in runs/evaluations."""
+    against: Path | None = None
+    """With ``--role eval``: file of another evaluation of the same questions, to tell the difference from."""
+    endpoint: str | None = None
+    """With ``--role eval``: base URL of an OpenAI-compatible API to score instead, e.g. http://10.0.0.5:8000/v1."""
+    endpoint_model: str | None = None
+    """The endpoint's name of the model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the endpoint's key, e.g. OPENAI_API_KEY; left out, none is sent."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request to the endpoint; null leaves one out, e.g. {temperature: null}."""
+    concurrency: Positive = 16
+    """Episodes at a time with the endpoint."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EvalConfig:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"eval.samples={self.samples} greedy samples would all be the same: set eval.temperature, e.g. to 0.7"
+            )
+        if (self.endpoint is None) != (self.endpoint_model is None):
+            raise ValueError("eval.endpoint and eval.endpoint_model go together: set both, or neither")
+        return self
 
 
 class BaselineConfig(Section):
@@ -178,7 +215,14 @@ class BaselineConfig(Section):
 class LogConfig(Section):
     trajectories: int = Field(default=4, ge=0)
     """Readable trajectories kept of each step, and with any a group with its tokens in episodes.jsonl; 0 for none."""
-    tensorboard: bool = True
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default=["tensorboard"])
+    """Where the records of metrics.jsonl go as well. wandb and trackio are packages to install; each runs in a
+    thread of its own, and what it does wrong is logged, never raised."""
+    project: str = "rollway"
+    """Project name at wandb and trackio; the run is named after its folder."""
+    snapshots_s: NonNegative = 5.0
+    """Seconds between two pictures of the whole system in snapshots.jsonl, which ``--role dashboard RUN`` plays back;
+    at most 32 MiB, older ones are thinned. 0 for none."""
 
 
 class MetricsConfig(Section):
@@ -210,6 +254,7 @@ class Config(Section):
     baselines: list[BaselineConfig] = Field(default_factory=list)
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
+    retriever: RetrieverConfig = RetrieverConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from tools.base import Tool, ToolResult, close_tools
+from tools.base import Resource, Tool, ToolResult, close_tools
+from tools.formats import HERMES, ToolFormat
 
 Message = dict[str, Any]
 
@@ -49,6 +50,13 @@ class ToolEnv(ABC):
     #: What the policy may call; an instance may set its own in ``reset``.
     tools: Sequence[Tool] = ()
 
+    #: How the policy writes calls: ``self.tool_format.parse(text, self.tools, cut)``. Set before ``reset``.
+    tool_format: ToolFormat = HERMES
+
+    #: What all episodes of a process use, such as a tool that speaks to a service; set in ``setup``. Actors
+    #: connect it before the first episode and let go of it after the last.
+    shared: ClassVar[Sequence[Resource]] = ()
+
     @classmethod  # noqa: B027
     def setup(cls, **args: Any) -> None:
         """Build what all episodes share. Called once a process with ``env.args`` of the config."""
@@ -67,7 +75,8 @@ class ToolEnv(ABC):
     async def step(self, text: str, finish: str) -> StepResult:
         """Take what the policy wrote in this turn.
 
-        text: the decoded turn without the end-of-turn token. finish: ``stop``, or
+        text: the decoded turn without the end-of-turn token, with the ``<think>`` that the chat
+        template opened it with, if any. finish: ``stop``, or
         ``length`` when the turn was cut by the token limit (an unfinished tool call
         is then not a call).
         """

@@ -40,15 +40,19 @@ class ConfiguredTools(ToolEnv):
 
 
 async def prepare_tools(envs: Iterable[type[ToolEnv]]) -> None:
-    """Connect the configured tools of these classes. Raises ``ValueError`` that says what to change."""
+    """Connect what episodes of these classes share. Raises ``ValueError`` that says what to change."""
     for env in envs:
+        for resource in env.shared:
+            await resource.prepare()
         if issubclass(env, ConfiguredTools):
             await env.toolbox.prepare()
 
 
 async def shutdown_tools(envs: Iterable[type[ToolEnv]]) -> None:
-    """Let go of what the configured tools of these classes hold."""
+    """Let go of what episodes of these classes shared."""
     for env in envs:
+        for resource in env.shared:
+            await resource.shutdown()
         if issubclass(env, ConfiguredTools):
             await env.toolbox.shutdown()
 

@@ -10,6 +10,8 @@ from envs.data.loading import BadRows
 from envs.data.questions import QuestionSource, load_questions
 from envs.data.source import Catalogue
 from envs.search_qa import SearchQA
+from tools.base import Tool
+from tools.registry import ToolSpec, load_tool
 from tools.search import SearchTool
 from tools.search_index import Passage, SearchIndex
 
@@ -25,6 +27,7 @@ class CorpusQA(SearchQA):
         cls,
         files: dict[str, Any],
         corpus: str | None = None,
+        retriever: str | dict[str, Any] | None = None,
         bad_rows: str = "fatal",
         top_k: int = 5,
         process_reward: float = 0.1,
@@ -33,13 +36,22 @@ class CorpusQA(SearchQA):
     ) -> None:
         """
         files, bad_rows: see ``envs.data.source``. corpus: file of passages (``envs.data.corpus``); without it,
-        all context paragraphs of all files are searched. The other options are as in ``MultiHopQA``.
+        all context paragraphs of all files are searched. retriever: search a retrieval service instead: its URL, or
+        {"url": …} with other arguments of ``RemoteSearch``. The other options are as in ``MultiHopQA``.
         Raises ``ValueError``, also for a corpus that is not there or has a bad passage.
         """
+        if retriever is not None and corpus is not None:
+            raise ValueError(
+                "env.args.corpus and env.args.retriever exclude each other: the service has its own corpus"
+            )
         cls.catalogue, cls.corpus = Catalogue(files, QuestionSource, bad_rows), corpus
         cls.top_k, cls.instructions = top_k, instructions
         cls.process_weight, cls.format_weight = process_reward, format_weight
-        _passages(*cls._corpus_key())  # a bad line is better told now than by the first search
+        if retriever is not None:
+            options = {"url": retriever} if isinstance(retriever, str) else retriever
+            cls.shared = [load_tool(ToolSpec(path="search", args={"top_k": top_k, **options}))]
+        else:
+            _passages(*cls._corpus_key())  # a bad line is better told now than by the first search
 
     @classmethod
     def tasks(cls, split: str, dataset: str, limit: int | None = None) -> list[dict[str, Any]]:
@@ -56,8 +68,8 @@ class CorpusQA(SearchQA):
         ]
 
     @classmethod
-    def search_tool(cls, task: dict[str, Any]) -> SearchTool:
-        return _search_tool(cls.top_k, *cls._corpus_key())
+    def search_tool(cls, task: dict[str, Any]) -> Tool:
+        return cls.shared[0] if cls.shared else _search_tool(cls.top_k, *cls._corpus_key())
 
     @classmethod
     def _corpus_key(cls) -> tuple[str | None, tuple[QuestionSource, ...], BadRows]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from envs.answer_env import AnswerEnv
 from envs.base import Message
 from envs.scoring import exact_match, f1, substring_match
-from tools.base import ToolResult
+from tools.base import Tool, ToolResult
 from tools.search import SearchTool
 
 
@@ -28,7 +28,7 @@ class SearchQA(AnswerEnv):
 
     @classmethod
     @abstractmethod
-    def search_tool(cls, task: dict[str, Any]) -> SearchTool:
+    def search_tool(cls, task: dict[str, Any]) -> Tool:
         """The tool for this task; built once a process and kept."""
 
     def start(self, task: dict[str, Any], seed: int) -> list[Message]:
