@@ -13,9 +13,9 @@ DATASETS = {"hotpot": "HotpotQA", "wiki2": "2Wiki", "musique": "MuSiQue"}
 IN_DOMAIN = ("hotpot", "wiki2")
 
 COMMON = (
-    "run.steps=60",
+    "run.steps=20",
     "eval.every=0",
-    "eval.final_size=300",
+    "eval.final_size=200",
     "checkpoint.keep=1",
     "baselines=[]",  # Naive RAG is a row of its own
     "env.train=[hotpot,wiki2]",
