@@ -1,6 +1,6 @@
 """``AnswerEnv``: the loop that most tool-calling tasks share, so that a new one is only its hooks.
 
-A turn either calls tools (Hermes format), or ends the episode with
+A turn either calls tools (in the model's format), or ends the episode with
 ``<answer>…</answer>``. The rest is here: running the calls, telling the model about
 its mistakes, the format term of the reward, the outcome of an episode that was cut.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.base import Message, StepResult, ToolEnv
 from tools.base import ToolResult
-from tools.hermes import parse_tool_calls
+from tools.formats.thinking import without_thinking
 from tools.runner import run_calls
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -59,12 +59,12 @@ class AnswerEnv(ToolEnv):
 
     async def step(self, text: str, finish: str) -> StepResult:
         cut = finish == "length"
-        if calls := parse_tool_calls(text, cut=cut):
+        if calls := self.tool_format.parse(text, self.tools, cut=cut):
             results = await run_calls(self.tools, calls)
             self._calls_fit &= all(result.fault not in _WRITING_FAULTS for result in results)
-            messages = [{"role": "tool", "name": result.name, "content": result.text} for result in results]
+            messages = [result.message() for result in results]
             return StepResult(messages, reward=self.process_reward(results), tool_results=results)
-        if (answer := parse_answer(text)) is not None:
+        if (answer := parse_answer(without_thinking(text))) is not None:
             return self._outcome(answer)
         return StepResult([{"role": "user", "content": _CUT if cut else _NUDGE}])
 

@@ -9,7 +9,6 @@ from envs.call_matching import count_matched
 from envs.data.calls import CallSource, load_conversations
 from envs.data.source import Catalogue
 from tools.base import Tool
-from tools.hermes import parse_tool_calls
 from tools.runner import run_calls
 
 
@@ -62,7 +61,7 @@ class FunctionCalling(ToolEnv):
         return messages
 
     async def step(self, text: str, finish: str) -> StepResult:
-        calls = parse_tool_calls(text, cut=finish == "length")
+        calls = self.tool_format.parse(text, self.tools, cut=finish == "length")
         results = await run_calls(self.tools, calls)
         matched, most = count_matched(calls, self._expected), max(len(calls), len(self._expected))
         em = float(matched == most)

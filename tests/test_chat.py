@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
+from tokenizers import AddedToken
 
 from actors.chat import ChatFormat, ChatFormatError
 from tests import chat_templates as templates
+from tests.test_formats import published
+from tools.base import ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "d", "parameters": {"type": "object"}}}]
 USER = [{"role": "user", "content": "Who is on the other one?"}]
@@ -130,3 +135,112 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path)
     with pytest.raises(ChatFormatError, match=r"model\.path"):
         ChatFormat.load(str(tmp_path / "gone"))
+
+
+# ── templates of the families ────────────────────────────────────────────────
+
+#: Template → what ends a turn, and what the generation prompt already thinks.
+FAMILIES = {
+    "qwen2_5": ("<|im_end|>", ""),
+    "qwen3": ("<|im_end|>", ""),
+    "qwen3_instruct_2507": ("<|im_end|>", ""),
+    "qwen3_5_nothink": ("<|im_end|>", ""),
+    "qwen3_5_think": ("<|im_end|>", "<think>\n"),
+    "qwen3_6": ("<|im_end|>", "<think>\n"),
+    "nemotron_3_nano": ("<|im_end|>", "<think>\n"),
+    "llama3_1": ("<|eot_id|>", ""),
+    "llama3_2": ("<|eot_id|>", ""),
+    "lfm2_2_5": ("<|im_end|>", ""),
+    "MISTRAL": ("</s>", ""),
+    "MISTRAL_NAMED": ("</s>", ""),
+    "LLAMA_PYTHONIC": ("<|eot_id|>", ""),
+}
+CALL = ToolCall("search", {"query": "Blind Castle"})
+
+
+def family(name: str) -> ChatFormat:
+    template = getattr(templates, name, None) or published(name)
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    return ChatFormat(templates.byte_tokenizer(), template, special, [], name)
+
+
+def called(name: str) -> dict:
+    """A turn that calls a tool, as the history of a chat template has it."""
+    function = {"name": CALL.name, "arguments": CALL.arguments}
+    call = {"id": "call00000", "type": "function", "function": function}
+    # Qwen3's template drops an empty thought from all turns but the last.
+    thought = "" if name == "qwen3_5_nothink" else "why"
+    return {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_with_calls_is_token_for_token_that_of_the_models_own_template(name):
+    chat = family(name)
+    end, opened = FAMILIES[name]
+    built, messages = chat.prompt_ids(USER, TOOLS), list(USER)
+    for result in ("one\n\nfound", " { two "):
+        # What the template itself writes for the call is what the policy samples.
+        before = chat._template.render(messages, TOOLS)
+        written = chat._template.render([*messages, called(name)], TOOLS, generate=False).removeprefix(before)
+        sampled = chat._encode(written[: written.rindex(end) + len(end)])
+        assert chat.tool_format.parse(chat.decode(sampled)) == [replace(CALL, call_id=ANY)]
+        reply = {"role": "tool", "name": "search", "content": result}
+        built += sampled + chat.continue_ids(sampled, [reply], TOOLS)
+        messages += [called(name), reply]
+    assert built == chat.prompt_ids(messages, TOOLS)
+    assert chat._template.opened == opened
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "MISTRAL_NAMED"])
+def test_our_rendering_of_a_call_is_the_templates(name):
+    chat = family(name)
+    written = chat._template.render([*USER, called(name)], TOOLS, generate=False)
+    rendered = chat.tool_format.render([replace(CALL, call_id="call00000" if name == "MISTRAL" else "")])
+    if chat.tool_format.name == "pythonic":
+        written = written.replace('"Blind Castle"', "'Blind Castle'")
+    assert rendered in written
+
+
+def test_thinking_that_the_template_opened_belongs_to_the_turn():
+    chat = family("qwen3_6")
+    call = chat.tool_format.render([CALL])
+    sampled = [*chat._encode(f"maybe {call}? No.\n</think>\n\nI know it."), chat.eot_id]
+    assert chat.decode(sampled).startswith("<think>\nmaybe")
+    assert chat.tool_format.parse(chat.decode(sampled)) == []
+    ids = chat.prompt_ids(USER) + sampled + chat.continue_ids(sampled, [{"role": "user", "content": "go on"}])
+    assert "maybe" in text_of(chat, ids), "earlier thinking stays, though the template would drop it now"
+
+
+def test_llama_ends_a_turn_in_two_ways():
+    chat = family("llama3_1")
+    result = [{"role": "tool", "name": "search", "content": "x"}]
+    eot, eom = (chat._tokenizer.token_to_id(token) for token in ("<|eot_id|>", "<|eom_id|>"))
+    assert set(chat.stop_ids) == {eot, eom}
+    assert (
+        chat.continue_ids([5, eom], result) == chat.continue_ids([5, eot], result) == chat.continue_ids([5], result)[1:]
+    )
+    assert chat.decode([*chat._encode("a"), eom]) == "a"
+
+
+def test_mistral_shows_the_tools_before_the_newest_question():
+    chat = family("MISTRAL")
+    sampled = [*chat._encode("done"), chat.eot_id]
+    added = text_of(chat, chat.continue_ids(sampled, [{"role": "user", "content": "go on"}], TOOLS))
+    assert added.startswith("[AVAILABLE_TOOLS]") and added.endswith("[INST]go on[/INST]")
+    answered = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b", "tool_call_id": "abcDEF123"}]
+    added = text_of(chat, chat.continue_ids(sampled, answered, TOOLS))
+    assert '"a", "call_id": "call00000"}' in added and '"b", "call_id": "abcDEF123"}' in added
+
+
+def test_a_form_without_a_parser_is_refused_unless_another_is_named(tmp_path):
+    folder = templates.write_model(tmp_path / "glm", "{# <arg_key> #}" + templates.CHATML)
+    with pytest.raises(ChatFormatError, match=r"GLM.*model\.tool_format.*hermes, qwen_xml"):
+        ChatFormat.load(str(folder))
+    assert ChatFormat.load(str(folder), "pythonic").tool_format.name == "pythonic"
+
+
+def test_a_tokenizer_that_joins_the_end_of_turn_with_what_follows_is_refused():
+    tokenizer = templates.byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("done<|im_end|>\n", special=False, normalized=False)])
+    with pytest.raises(ChatFormatError, match="in another way where it stands alone"):
+        ChatFormat(tokenizer, templates.CHATML, {}, [], "odd")

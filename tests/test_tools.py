@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.base import Tool, ToolCall
-from tools.hermes import parse_tool_calls
+from tools.formats import HERMES
 from tools.runner import blocking_calls, run_calls
 from tools.search import SearchTool
 from tools.search_index import Passage, SearchIndex
@@ -29,11 +29,11 @@ def block(body: str) -> str:
 
 def test_several_calls_in_order_with_text_between():
     text = "think " + block('\n{"name": "a", "arguments": {"x": 1}}\n') + " and " + block('{"name": "b"}') + " end"
-    assert parse_tool_calls(text) == [ToolCall("a", {"x": 1}), ToolCall("b", {})]
+    assert HERMES.parse(text) == [ToolCall("a", {"x": 1}), ToolCall("b", {})]
 
 
 def test_no_block_is_no_call():
-    assert parse_tool_calls('{"name": "a", "arguments": {}} </tool_call>') == []
+    assert HERMES.parse('{"name": "a", "arguments": {}} </tool_call>') == []
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_no_block_is_no_call():
     ],
 )
 def test_each_mistake_is_a_problem_in_words(text, words):
-    [call] = parse_tool_calls(text)
+    [call] = HERMES.parse(text)
     assert words in call.problem and call.arguments is None
     assert "<tool_call>" in call.problem, "tells the model the right form"
 
 
 def test_an_unclosed_block_spoils_only_itself():
-    first, second = parse_tool_calls('<tool_call>{"name": "a"} ' + block('{"name": "b"}'))
+    first, second = HERMES.parse('<tool_call>{"name": "a"} ' + block('{"name": "b"}'))
     assert "not closed" in first.problem
     assert second == ToolCall("b", {})
 
 
 def test_a_call_cut_by_the_token_limit_is_not_a_call():
     text = block('{"name": "a"}') + '<tool_call>{"name": "b", "argu'
-    assert parse_tool_calls(text, cut=True) == [ToolCall("a", {})]
-    assert len(parse_tool_calls(text, cut=False)) == 2
+    assert HERMES.parse(text, cut=True) == [ToolCall("a", {})]
+    assert len(HERMES.parse(text, cut=False)) == 2
 
 
 _pieces = st.lists(
@@ -79,7 +79,7 @@ _pieces = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(_pieces, st.booleans())
 def test_parsing_is_total(pieces, cut):
-    for call in parse_tool_calls("".join(pieces), cut):
+    for call in HERMES.parse("".join(pieces), cut=cut):
         assert (call.problem is None) == isinstance(call.arguments, dict)
         call.name.encode()
 
@@ -92,7 +92,7 @@ def test_parsing_is_total(pieces, cut):
 )
 def test_arguments_survive(arguments):
     body = json.dumps({"name": "t", "arguments": arguments}).replace("<", "\\u003c")
-    assert parse_tool_calls(block(body)) == [ToolCall("t", arguments)]
+    assert HERMES.parse(block(body)) == [ToolCall("t", arguments)]
 
 
 # ── runner ───────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ async def test_arguments_are_checked_before_the_tool_runs():
 
 
 async def test_a_malformed_call_is_answered_with_its_problem():
-    [result] = await run_calls([Echo()], parse_tool_calls(block("{")))
+    [result] = await run_calls([Echo()], HERMES.parse(block("{")))
     assert result.fault == "malformed" and "not valid JSON" in result.text
 
 

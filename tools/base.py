@@ -20,22 +20,30 @@ Fault = Literal["malformed", "unknown_tool", "bad_arguments", "error", "timeout"
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call as the model wrote it. ``arguments`` is None where it could not be parsed;
-    ``problem`` then says why, in words meant for the model."""
+    ``problem`` then says why, in words meant for the model. ``call_id`` is what the model
+    calls it by, where its format has that."""
 
     name: str
     arguments: dict[str, Any] | None
     problem: str | None = None
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What happened. ``text`` is what the model sees; ``data`` is for the environment only."""
+    """What happened. ``text`` is what the model sees; ``data`` is for the environment only. ``call_id``: of the call."""
 
     name: str
     text: str
     fault: Fault | None = None
     latency_s: float = 0.0
     data: Any = None
+    call_id: str = ""
+
+    def message(self) -> dict[str, str]:
+        """The chat message that tells it; the chat template gives it the form that the model knows."""
+        called = {"tool_call_id": self.call_id} if self.call_id else {}
+        return {"role": "tool", "name": self.name, "content": self.text, **called}
 
 
 class CallTimeout(Exception):

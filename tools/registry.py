@@ -19,6 +19,7 @@ SHORT_NAMES = {
     "python": "tools.python:Python",
     "sql": "tools.sql:Sql",
     "http": "tools.http:Http",
+    "search": "tools.search_remote:RemoteSearch",
     "mcp": "tools.mcp:McpServer",
 }
 

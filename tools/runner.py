@@ -52,7 +52,7 @@ async def _run_call(by_name: dict[str, Tool], call: ToolCall) -> ToolResult:
             text = f"{text[: tool.max_output_chars]}\n[cut: {tool.max_output_chars} of {len(text)} characters shown]"
     except _CallFailed as failure:
         text, data, fault = f"Error: {failure}", None, failure.fault
-    return ToolResult(call.name, text, fault, time.perf_counter() - started, data)
+    return ToolResult(call.name, text, fault, time.perf_counter() - started, data, call.call_id)
 
 
 def _check(by_name: dict[str, Tool], call: ToolCall) -> Tool:

@@ -14,6 +14,7 @@ from benchmarks.simulation.network import Dealer
 from benchmarks.simulation.scenario import HEARTBEAT_S, PATIENCE_S
 from benchmarks.simulation.servers import SimulatedSampler
 from envs.base import StepResult, ToolEnv
+from tools.formats import HERMES
 
 if TYPE_CHECKING:
     from benchmarks.simulation.world import World
@@ -24,6 +25,7 @@ _CHAT = SimpleNamespace(
     continue_ids=lambda ids, messages, tools: [3],
     decode=lambda ids: "",
     stop_ids=[0],
+    tool_format=HERMES,
 )
 #: What an actor's events and requests may pile up to.
 QUEUE_BOUND = 500
