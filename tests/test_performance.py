@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+import torch
 import zmq
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
 
 from actors.episode import Sampling, run_episode
 from actors.pool import Pool
 from actors.sampler import Sampled
 from actors.turnstile import WIDTH, Turnstile
-from benchmarks import dispatch
+from benchmarks import dispatch, gpu
 from benchmarks.actor_load import __main__ as actor_load
 from benchmarks.dispatch import Run, make_tasks
+from benchmarks.learner_step import __main__ as learner_step
+from benchmarks.learner_step import work
+from benchmarks.learner_step.children import Child, ChildFailed
 from benchmarks.transport import __main__ as transport
 from benchmarks.transport import ways
 from benchmarks.transport.samples import as_lists, from_lists, group, trajectory
-from configs.schema import SamplingConfig
+from configs.schema import Config, SamplingConfig
 from learner.gateway.ledger import Ledger
 from learner.gateway.router import Gateway
+from learner.policy import logprobs
+from learner.policy.engine import PolicyEngine
 from protocol.codec import decode, encode, encode_group
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Pong
 from tests.actor_cases import CHAT, LIMITS, TASK, OneTurn, lease
@@ -212,3 +222,89 @@ def test_the_dispatch_benchmark(capsys):
     assert dispatch.main(["--quick", "--tasks", "640"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["cost_growth"] < 3 and result["resume_s"] < 5
+
+
+class Sizes(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives, and the number of matrix products."""
+
+    largest = products = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.products += function in (torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm_.default)
+        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
+
+
+def test_the_head_holds_the_logits_of_one_chunk_and_computes_them_twice(monkeypatch):
+    tokens, width, vocabulary, chunk = 640, 8, 500, 128
+    monkeypatch.setitem(logprobs.CHUNK_LOGITS, "cpu", chunk * vocabulary)
+    weight = torch.nn.Parameter(torch.randn(vocabulary, width))
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    with Sizes() as seen:
+        values, _ = logprobs.LogprobHead(weight)(hidden, torch.randint(0, vocabulary, (tokens,)), 0.7)
+        values.sum().backward()
+    assert seen.largest == chunk * vocabulary
+    assert seen.products == 4 * tokens // chunk  # logits, logits again, the gradient of each side
+
+
+def test_an_update_costs_little_more_than_the_bare_model(tmp_path):
+    work.save_model(tmp_path, "tiny")
+    learner = {"groups": 1, "mini_batches": 1, "cpu_threads": 1, "micro_tokens": 2048}
+    engine = PolicyEngine(Config.model_validate({"model": {"path": str(tmp_path)}, "learner": learner}))
+    groups, advantages = work.batch([200] * work.GROUP, engine.vocabulary)
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    rows = [
+        (torch.from_numpy(t.token_ids).long(), torch.from_numpy(t.action_mask).bool()) for t in groups[0].trajectories
+    ]
+
+    def bare() -> None:
+        for text, at in rows:
+            torch.nn.functional.cross_entropy(lm(input_ids=text[None]).logits[0, :-1][at[1:]], text[at]).backward()
+
+    assert cpu(lambda: engine.update(groups, advantages), times=3) < 2 * cpu(bare, times=3)
+
+
+def test_the_batch_of_the_update_benchmark_is_lognormal():
+    found = sorted(work.lengths(1000))
+    assert found[500] == pytest.approx(work.MEDIAN, rel=0.01) and found[990] == pytest.approx(work.P99, rel=0.05)
+
+
+def test_the_update_benchmark(tmp_path):
+    sizes = work.lengths(work.GROUP)
+    work.save_model(tmp_path / "model", "tiny")
+    work.save_arrays(tmp_path / "batch.npz", *work.batch(sizes, work.MODELS["tiny"][2]))
+    with ExitStack() as stack:
+        names = ("rollway", "bare")
+        arms = {
+            n: Child(stack, sys.executable, "benchmarks.learner_step.arms", [n, str(tmp_path)], 1, tmp_path)
+            for n in names
+        }
+        for arm in arms.values():
+            arm.answer()
+        learner_step.compare(arms, work.GROUP, rounds=1)
+    result = learner_step.result(arms, sum(sizes))
+    assert result["of_bare_model"] > 0.3 and result["peak_mib"] > 1 and result["vs_trl_tokens"] is None
+
+
+def test_a_measured_process_that_fails_is_quoted(tmp_path):
+    with ExitStack() as stack:
+        child = Child(stack, sys.executable, "benchmarks.learner_step.nowhere", ["x"], 1, tmp_path)
+        with pytest.raises(ChildFailed, match=r"ended: .*No module named benchmarks"):
+            child.answer()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_gpu_benchmark_says_that_there_is_no_gpu(capsys):
+    assert gpu.main(["--quick"]) == gpu.NO_GPU
+    assert "no GPU" in capsys.readouterr().out
+
+
+def test_the_options_of_the_gpu_benchmark_are_valid(tmp_path):
+    assert gpu.update_config(tmp_path, 8192).learner.devices == [0]
+
+
+def test_flops_of_an_update():
+    assert gpu.update_flops(body=1000, head=10, layers=2, width=4, sizes=[3, 5], scored=4) == 6 * (
+        1000 * 8 + 10 * 4 + 2 * 4 * (9 + 25)
+    )

@@ -37,47 +37,58 @@ class LogprobHead(nn.Module):
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.set_materialize_grads(False)  # None says that a result is not in the loss: the entropies seldom are
-        ctx.temperature, ctx.chunk = temperature, chunk
         logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
-        entropy = torch.empty_like(logprobs)
+        entropy, log_z = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for a in range(0, len(targets), chunk):
             part = slice(a, a + chunk)
-            all_logprobs = _logits(hidden[part], weight, temperature).log_softmax(-1)
-            logprobs[part] = all_logprobs.gather(1, targets[part, None]).squeeze(1)
-            entropy[part] = -torch.linalg.vecdot(all_logprobs.exp(), all_logprobs)
+            logits = _logits(hidden[part], weight, temperature)
+            chosen = logits.gather(1, targets[part, None]).squeeze(1)
+            probabilities = logits.softmax(-1)
+            # The normaliser from the largest probability, which is at least 1/V: one exp a logit serves all three.
+            largest, log_sum = logits.amax(-1), -probabilities.amax(-1).log_()
+            log_z[part] = largest + log_sum
+            logprobs[part] = chosen - largest - log_sum  # not less log Z, which would round at the size of the logits
+            entropy[part] = log_z[part] - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
+        ctx.set_materialize_grads(False)  # None says that a result is not in the loss: the entropies seldom are
+        ctx.temperature, ctx.chunk = temperature, chunk
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor | None, grad_entropy: Tensor | None):
-        # d log π(y) / d logits = (one-hot(y) − π) / temperature
-        # d H / d logits = −π (log π + H) / temperature
-        hidden, weight, targets = ctx.saved_tensors
+        hidden, weight, targets, log_z, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         if grad_logprobs is None:
             grad_logprobs = torch.zeros(len(targets), device=hidden.device)
         for a in range(0, len(targets), ctx.chunk):
             part = slice(a, a + ctx.chunk)
+            all_logprobs = _logits(hidden[part], weight, ctx.temperature).sub_(log_z[part, None])
             scale = (grad_logprobs[part] / ctx.temperature).unsqueeze(1)
-            logits = _logits(hidden[part], weight, ctx.temperature)
-            extra = None if grad_entropy is None else _entropy_grad(logits, grad_entropy[part] / ctx.temperature)
-            grad = logits.softmax(-1).mul_(-scale)
-            if extra is not None:
-                grad += extra
-            grad = grad.scatter_add_(1, targets[part, None], scale).to(hidden.dtype)
+            if grad_entropy is None:
+                # d log π(y) / d logits = (one-hot(y) − π) / temperature. What scales it goes to the [n, H] sides.
+                grad = all_logprobs.exp_().scatter_add_(1, targets[part, None], torch.full_like(scale, -1.0))
+                scale = -scale
+            else:
+                # d H / d logits = −π (log π + H) / temperature
+                probabilities = all_logprobs.exp()
+                by_entropy = (grad_entropy[part] / ctx.temperature).unsqueeze(1)
+                grad = all_logprobs.add_(entropy[part, None]).mul_(by_entropy).add_(scale).mul_(probabilities).neg_()
+                grad.scatter_add_(1, targets[part, None], scale)
+                scale = torch.ones_like(scale)
+            grad = grad.to(hidden.dtype)
             torch.mm(grad, weight, out=grad_hidden[part])
-            grad_weight += grad.T @ hidden[part]
+            grad_hidden[part] *= scale
+            _add_mm(grad_weight, grad.T, (hidden[part] * scale).to(hidden.dtype))
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None
 
 
-def _entropy_grad(logits: Tensor, scale: Tensor) -> Tensor:
-    """scale · d H / d logits, logits [n, V], scale [n]."""
-    logprobs = logits.log_softmax(-1)
-    probabilities = logprobs.exp()
-    entropy = -(probabilities * logprobs).sum(-1, keepdim=True)
-    return probabilities.mul_(logprobs.add_(entropy)).mul_(-scale.unsqueeze(1))
+def _add_mm(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, total in float32."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

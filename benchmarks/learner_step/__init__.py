@@ -1,0 +1,1 @@
+"""One policy update against TRL's, and against the bare model."""
