@@ -176,7 +176,7 @@ class EvalConfig(Section):
     samples: Positive = 1
     """With ``--role eval``: episodes of each question, for avg@k and pass@k."""
     temperature: NonNegative = 0.0
-    """With ``--role eval``: 0 is greedy. Evaluations of a run are always greedy."""
+    """With ``--role eval`` and ``--role chat``: 0 is greedy. Evaluations of a run are always greedy."""
     output: Path | None = None
     """With ``--role eval``: JSON file of scores and outcomes; left out, a new one in runs/evaluations."""
     against: Path | None = None

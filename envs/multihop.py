@@ -44,6 +44,7 @@ class MultiHopQA(SearchQA):
                 "question": question.question,
                 "answers": list(question.answers),
                 "gold_titles": list(question.gold_titles),
+                "kind": question.kind,
             }
             for question in load_world(cls.world_seed, _WORLD_OF[split]).questions(dataset)[:limit]
         ]

@@ -43,6 +43,8 @@ class CannedServer:
     async def __aenter__(self) -> CannedServer:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
+        for path in ("/health", "/weight_info"):
+            app.router.add_get(path, self._fine)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -53,6 +55,9 @@ class CannedServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
+
+    async def _fine(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -1,0 +1,1 @@
+"""``--role eval``: scores with intervals, of models, checkpoints and endpoints."""
