@@ -45,7 +45,7 @@ $(VENV)/.torch-cpu: $(PINS)/torch-cpu.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.cpu: $(PINS)/cpu.txt pyproject.toml $(VENV)/.torch-cpu
-	@echo "Installing the pinned packages (about 3.8 GB on disk; a few minutes) ..."
+	@echo "Installing the pinned packages (about 4 GB on disk; a few minutes) ..."
 	@$(PIP) -r $(PINS)/cpu.txt
 	@$(PIP) --no-build-isolation -e .
 	@touch $@

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from configs.schema import Config
 from learner.algorithm.actor_critic import loss_masks
@@ -16,10 +18,14 @@ from protocol.trajectory import Group
 
 @dataclass(slots=True)
 class Update:
-    """metrics: for the step's record. advantages: float32 [T] of each trajectory of each group."""
+    """metrics: for the step's record. advantages: float32 [T] of each trajectory of each group.
+
+    proximal: log π_prox of trajectories, as ``PolicyEngine.proximal``; empty where the policy was not trained.
+    """
 
     metrics: dict[str, Any]
     advantages: Advantages
+    proximal: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def update(cfg: Config, policy: PolicyEngine, critic: Critic | None, groups: list[Group], version: int) -> Update:
@@ -38,12 +44,12 @@ def update(cfg: Config, policy: PolicyEngine, critic: Critic | None, groups: lis
         judged["reference_logprobs"] = _score(policy, groups, cfg.sampling.temperature, reference=True)
     advantages = compute_advantages(algorithm, groups, **judged)
     if critic is None:
-        return Update(policy.update(groups, advantages, version), advantages)
+        return Update(policy.update(groups, advantages, version), advantages, policy.proximal)
     warming_up = version < cfg.critic.warmup_steps
     metrics = {"optimizer_steps": 0.0} if warming_up else policy.update(groups, advantages, version)
     targets = compute_value_targets(algorithm, groups, **judged)
     metrics |= critic.update(groups, judged["values"], targets, loss_masks(algorithm.masks, groups))
-    return Update(metrics | {"critic_warmup": float(warming_up)}, advantages)
+    return Update(metrics | {"critic_warmup": float(warming_up)}, advantages, {} if warming_up else policy.proximal)
 
 
 def _score(policy: PolicyEngine, groups: list[Group], temperature: float, reference: bool = False) -> PerToken:

@@ -28,7 +28,7 @@ _QUESTIONS = {
 
 def synthetic_run(path: Path, steps: int = 12, hostile: bool = False, config: dict | None = None) -> Path:
     """A finished run of ``steps`` steps with a ledger, episodes and evaluations."""
-    options = {"learner": {"groups": 2, "mini_batches": 1, "group_size": GROUP_SIZE}, "log": {"tensorboard": False}}
+    options = {"learner": {"groups": 2, "mini_batches": 1, "group_size": GROUP_SIZE}, "log": {"trackers": []}}
     settings = Config.model_validate({**options, **(config or {}), "run": {"dir": path, "steps": steps}})
     with RunFolder.open(settings) as folder:
         evals = synthetic_evals(steps)
@@ -38,7 +38,8 @@ def synthetic_run(path: Path, steps: int = 12, hostile: bool = False, config: di
             record = synthetic_record(step) | {"episodes": 2 * GROUP_SIZE, "tool_faults": step % 5}
             folder.log(record)
             group, advantages = synthetic_group(step, hostile)
-            folder.log_episodes(group_records(group, advantages, step, decode))
+            proximal = [t.behaviour_logprobs + np.float32(0.3) * t.action_mask for t in group.trajectories]
+            folder.log_episodes(group_records(group, advantages, step, decode, proximal))
         for row in [e for e in evals if e["version"] == steps and not e.get("baseline")]:
             folder.log({"eval": row, "step": steps})
         folder.log_episodes([episode_record(group.trajectories[0], steps, "eval", "eval-1", decode)])

@@ -15,8 +15,7 @@ def synthetic_record(step: int) -> dict[str, Any]:
     grown = 1 - math.exp(-step / 14)
     hotpot = min(1.0, max(0.0, 0.28 + 0.53 * grown + noise.gauss(0, 0.03)))
     wiki2 = min(1.0, max(0.0, 0.24 + 0.52 * grown**1.5 + noise.gauss(0, 0.03)))
-    push, evaluated = 0.31 + noise.random() / 20, 6.5 if step % 20 == 0 else 0.0
-    wait, update = 0.9 + noise.random() * 0.8, 3.2 + noise.random() * 0.4
+    push, wait, update = 0.31 + noise.random() / 20, 0.9 + noise.random() * 0.8, 3.2 + noise.random() * 0.4
     return {
         "step": step,
         "version": step,
@@ -46,8 +45,17 @@ def synthetic_record(step: int) -> dict[str, Any]:
             "wait": wait,
             "update": update,
             "push": push,
-            "eval": evaluated,
-            "step": wait + update + push + evaluated,
+            "step": wait + update + push,
+        },
+        "proximal_s": 0.1 * update,
+        "forward_s": 0.3 * update,
+        "backward_s": 0.5 * update,
+        "optimizer_s": 0.05 * update,
+        "tool_faults": step % 3,
+        "by_staleness": {
+            "0": {"tokens": 9_000, "ratio_ess": 1.0, "clip_fraction": 0.0, "logprob_mismatch_mean": 1e-8},
+            "1": {"tokens": 7_000, "ratio_ess": 0.97, "clip_fraction": 0.02, "logprob_mismatch_mean": 5e-4},
+            "2-3": {"tokens": 3_000, "ratio_ess": 0.91, "clip_fraction": 0.06, "logprob_mismatch_mean": 2e-3},
         },
         "tokens_per_s": 47_360 / (wait + update + push),
         "busy": update / (wait + update + push),
@@ -133,7 +141,10 @@ def synthetic_snapshot(step: int = 42, steps: int = 60) -> dict[str, Any]:
                 "tokens_per_s": 1_940.0 + 70 * i,
                 "latency_p50": 0.61,
                 "latency_p99": 1.9,
-                "faults": {"malformed": 12 + i, "timeout": 3},
+                "faults": {"tool.malformed": 12 + i, "tool.timeout": 3},
+                "servers": {"http://127.0.0.1:8100": {"requests": 15_000, "p50": 0.6, "p99": 1.8 + i / 10}},
+                "version": step - 1,
+                "episodes_per_s": 12.5,
                 "tools": {"search": {"calls": 9_800, "faults": 15 + i, "p50": 0.0021, "p99": 0.019}},
                 "rss_mb": 143.2,
             },
@@ -154,7 +165,6 @@ def synthetic_snapshot(step: int = 42, steps: int = 60) -> dict[str, Any]:
             "status": "running",
             "model": "configs/models/tiny-agent",
             "staleness_bound": 2,
-            "message": "synthetic figures: none of these was measured",
         },
         "history": [synthetic_record(i) for i in range(1, step + 1)],
         "evals": synthetic_evals(step),
@@ -184,6 +194,7 @@ def synthetic_snapshot(step: int = 42, steps: int = 60) -> dict[str, Any]:
                 "prefix_hit_rate": 0.71,
                 "tokens_per_s": 3_950.0,
                 "last_push_s": 0.31,
+                "silent_s": 0.0,
             }
         ],
         "latest": {
@@ -192,6 +203,11 @@ def synthetic_snapshot(step: int = 42, steps: int = 60) -> dict[str, Any]:
             "reward": 1.2,
             "metrics": {"em": 1.0, "f1": 1.0},
             "finish": "done",
+            "step": step,
+            "tool_calls": [
+                {"turn": 0, "name": "search", "latency_s": 0.002, "fault": None},
+                {"turn": 1, "name": "search", "latency_s": 0.003, "fault": None},
+            ],
             "segments": SEGMENTS,
         },
     }

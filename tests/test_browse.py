@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import time
-from fcntl import ioctl
 from pathlib import Path
-from termios import TIOCSWINSZ
 
-import pyte
 import pytest
 from rich.cells import cell_len
 
@@ -23,9 +15,10 @@ from learner.browse.browser import Browser
 from learner.browse.filters import FilterError, parse
 from learner.browse.library import Library
 from learner.browse.listing import plain
-from learner.browse.terminal import _named
+from learner.dashboard.keys import named
 from learner.run.folder import RunFolder, RunFolderError
 from tests.synthetic_run import GROUP_SIZE, synthetic_run
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[1]
 
@@ -171,7 +164,8 @@ def test_tokens_show_mask_version_logprob_and_advantage(browser):
     assert sum("●" in row for row in rows) == episode["sampled"]
     first = next(row for row in rows if "●" in row).split()
     assert first[3] == "v5" and float(first[4].replace("−", "-")) == pytest.approx(episode["logprobs"][0], abs=5e-4)
-    assert float(first[6].replace("−", "-")) == pytest.approx(episode["advantages"][0], abs=5e-3)
+    assert first[6] == "1.35"  # e^0.3: what the synthetic learner's log π_prox is above log μ
+    assert float(first[7].replace("−", "-")) == pytest.approx(episode["advantages"][0], abs=5e-3)
     assert rows[-1].split()[-1] == "+1.00"
     assert "no tokenizer at hand" in screen(browser, height=2000)[1] or browser.library.has_tokenizer
     press(browser, "m")
@@ -200,7 +194,7 @@ def test_a_group_stands_side_by_side(browser):
 def test_a_run_that_goes_on_is_read_again(folder, tmp_path):
     path = synthetic_run(tmp_path / "run", steps=2)
     browser = Browser(Library.read(path))
-    more = RunFolder(path, tensorboard=False)
+    more = RunFolder(path)
     more.log_episodes([{**browser.library.episodes[0], "step": 99}])
     assert f"{2 * GROUP_SIZE + 2} episodes read" in press(browser, "r")
 
@@ -216,7 +210,7 @@ def test_a_run_that_goes_on_is_read_again(folder, tmp_path):
     ],
 )
 def test_keys(data, keys):
-    assert list(_named(data)) == keys
+    assert list(named(data)) == keys
 
 
 # ── the program ──────────────────────────────────────────────────────────────
@@ -240,63 +234,12 @@ def test_in_a_pipe_it_is_a_list(hostile):
     assert lines == list(plain(e for e in Library.read(hostile).episodes if e["reward"] > 1 and e["kind"] == "train"))
 
 
-class Terminal:
-    """``--role browse`` on a pseudo-terminal, with an emulator that shows what a person would see."""
-
-    def __init__(self, folder, width=80, height=24, **env):
-        self.screen = pyte.Screen(width, height)
-        self._stream = pyte.ByteStream(self.screen)
-        self.raw = b""
-        self.master, slave = pty.openpty()
-        self.resize(width, height)
-        # The shell's settings, to be found again at the end.
-        clean = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            [sys.executable, "run.py", "--role", "browse", str(folder)],
-            stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, start_new_session=True,
-            env={**clean, "TERM": "xterm-256color", **env},
-        )  # fmt: skip
-        self._slave = slave
-
-    def resize(self, width, height):
-        ioctl(self.master, TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        self.screen.resize(height, width)
-
-    def send(self, keys):
-        os.write(self.master, keys)
-
-    def wait_for(self, words, timeout_s=60.0):
-        deadline = time.monotonic() + timeout_s
-        while words not in "\n".join(self.screen.display):
-            left = deadline - time.monotonic()
-            assert left > 0, f"{words!r} did not appear:\n" + "\n".join(self.screen.display)
-            self._read(min(left, 0.2))
-
-    def end(self):
-        code = self.process.wait(timeout=30)
-        self._read(0.1)
-        return code
-
-    def _read(self, timeout_s):
-        while select.select([self.master], [], [], timeout_s)[0]:
-            data = os.read(self.master, 65536)
-            self.raw += data
-            self._stream.feed(data)
-            timeout_s = 0
-
-    def close(self):
-        self.process.kill()
-        self.process.wait(timeout=10)
-        os.close(self._slave)
-        os.close(self.master)
-
-
 @pytest.fixture
 def terminal(folder):
     opened = []
 
     def open_(**options):
-        opened.append(Terminal(folder, **options))
+        opened.append(Terminal("run.py", "--role", "browse", str(folder), **options))
         return opened[-1]
 
     yield open_
@@ -305,10 +248,7 @@ def terminal(folder):
 
 
 def test_keys_resize_and_the_terminal_given_back(terminal):
-    import termios
-
     t = terminal()
-    before = termios.tcgetattr(t._slave)
     t.wait_for("1 of 41")
     t.wait_for("leave")  # the last line of the first page
     assert all(len(line) == 80 for line in t.screen.display) and "leave" in t.screen.display[23]
@@ -320,20 +260,13 @@ def test_keys_resize_and_the_terminal_given_back(terminal):
     t.wait_for("log μ")
     t.resize(120, 40)
     t.wait_for("sampled only")
-    deadline = time.monotonic() + 30
-    while "help" not in t.screen.display[39] and time.monotonic() < deadline:
-        t._read(0.2)
-    assert "help" in t.screen.display[39]
+    t.wait_for("help", line=39)
     t.send(b"s")
     t.wait_for("members 1 to 3")
     t.send(b"?")
     t.wait_for("any key")
     t.send(b"xqq")
-    assert t.end() == 0
-    assert t.raw.rindex(b"\x1b[?1049l") > t.raw.rindex(b"\x1b[?1049h") and t.raw.rindex(b"\x1b[?25h") > t.raw.rindex(
-        b"\x1b[?25l"
-    )
-    assert termios.tcgetattr(t._slave) == before
+    assert t.end() == 0 and t.given_back()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -341,8 +274,7 @@ def test_a_signal_gives_the_terminal_back(terminal, number, code):
     t = terminal()
     t.wait_for("1 of 41")
     t.process.send_signal(number)
-    assert t.end() == code
-    assert t.raw.rindex(b"\x1b[?1049l") > t.raw.rindex(b"\x1b[?1049h")
+    assert t.end() == code and t.given_back()
 
 
 def test_without_colour(terminal):

@@ -125,7 +125,7 @@ def test_the_export_loads_in_transformers(finished):
 def test_a_finished_run_can_be_gone_on_with(finished):
     """Resume: two more steps from the last checkpoint, and the ledger still adds up."""
     _, folder = finished
-    done = run(sys.executable, "run.py", *SMALL, f"run.dir={folder}", "run.resume=true", "run.steps=5")
+    done = run(sys.executable, "run.py", *SMALL, f"run.dir={folder}", "--resume", "run.steps=5")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + _logs(folder)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 5 and summary["ledger"]["consumed"] == 40 and summary["ledger"]["lost"] == 0

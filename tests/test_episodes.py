@@ -15,7 +15,7 @@ from tests.synthetic_run import decode, synthetic_group
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.open(Config(run={"dir": tmp_path / "run"}, log={"tensorboard": False})) as folder:
+    with RunFolder.open(Config(run={"dir": tmp_path / "run"}, log={"trackers": []})) as folder:
         yield folder
 
 

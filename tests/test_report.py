@@ -142,7 +142,7 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
 def test_a_run_that_has_just_begun_has_a_report(tmp_path):
     from configs.schema import Config
 
-    with RunFolder.open(Config(run={"dir": tmp_path / "new"}, log={"tensorboard": False})):
+    with RunFolder.open(Config(run={"dir": tmp_path / "new"}, log={"trackers": []})):
         pass
     page = render([read_run(tmp_path / "new")])
     for words in ("unfinished", "No step was finished", "No evaluation was recorded", "recorded no episodes"):

@@ -19,15 +19,14 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from configs.schema import Config
+from learner.servers.probe import server_metrics, wait_healthy
 from learner.servers.processes import Child, terminate
 from learner.servers.serving import (
     SERVED_MODEL,
     check_model,
     check_port,
     server_command,
-    server_metrics,
     server_urls,
-    wait_healthy,
 )
 from learner.weights.control import ControlError, Deadline, ServerControl
 from learner.weights.push import WeightPusher

@@ -25,7 +25,7 @@ class Library:
         """Raises ``RunFolderError`` with what to do: no run there, none recorded, a broken file."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} holds no run (no config.yaml): give the folder that run.dir named")
-        episodes = RunFolder(path, tensorboard=False).read_episodes()
+        episodes = RunFolder(path).read_episodes()
         if not episodes:
             raise RunFolderError(
                 f"{path} has no recorded episodes: they come with the first step, "

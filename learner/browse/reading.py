@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.text import Text
@@ -74,14 +75,22 @@ def group_columns(members: list[Episode], width: int) -> list[Text]:
 
 
 #: Headings of the token view.
-TOKEN_HEADINGS = f"{'place':>6} {'':1} {'token':<24} {'version':>7} {'log μ':>8} {'':10} {'advantage':>9} {'reward':>7}"
+TOKEN_HEADINGS = (
+    f"{'place':>6} {'':1} {'token':<20} {'version':>7} {'log μ':>8} {'':8} {'ratio':>6} {'advantage':>9} {'reward':>7}"
+)
+
+#: A ratio this far from 1, either way, stands out.
+_FAR = 1.2
 
 
 def token_lines(episode: Episode, library: Library, sampled_only: bool) -> list[Text]:
-    """One line a token: ● trained on, · masked; version, log-probability with a bar of e^(log μ), advantage, reward."""
+    """One line a token: ● trained on, · masked; version, log-probability with a bar of e^(log μ), reward.
+
+    Between them the importance ratio π_prox/μ and the advantage, of episodes that were trained on.
+    """
     ids = episode.get("token_ids") or []
     logprobs, made_by = episode.get("logprobs") or [], episode.get("token_versions") or []
-    advantages = episode.get("advantages") or []
+    advantages, proximal = episode.get("advantages") or [], episode.get("proximal") or []
     out, nth = [], 0
     for segment in episode.get("segments") or []:
         policy, stop = segment.get("role") == "policy", int(segment.get("stop") or 0)
@@ -90,19 +99,20 @@ def token_lines(episode: Episode, library: Library, sampled_only: bool) -> list[
                 continue
             text = visible(library.token(ids[place]).replace("\n", "⏎").replace("\t", "⇥"))
             if not policy:
-                out.append(theme.row((f"{place:>6} · {text:<24.24}", theme.DIM)))
+                out.append(theme.row((f"{place:>6} · {text:<20.20}", theme.DIM)))
                 continue
             earned = finite(segment.get("reward")) if place == stop - 1 else None
             logprob, advantage = _at(logprobs, nth), _at(advantages, nth)
-            version = _at(made_by, nth)
+            version, ratio = _at(made_by, nth), _ratio(_at(proximal, nth), logprob)
             out.append(
                 theme.row(
                     (f"{place:>6} ", theme.DIM),
                     ("● ", theme.ACCENT),
-                    theme.fit(Text(text), 24),
+                    theme.fit(Text(text), 20),
                     (f" {f'v{version}' if version is not None else DASH:>7}", theme.ACCENT),
                     f" {score(logprob, 3):>8} ",
                     (_bar(logprob), theme.GOOD if (logprob or 0.0) > -0.7 else theme.WARN),
+                    (f" {score(ratio):>6}", theme.WARN if ratio and max(ratio, 1 / ratio) > _FAR else ""),
                     (
                         f" {_signed(advantage):>9}",
                         theme.GOOD if (advantage or 0) > 0 else theme.BAD if advantage else "",
@@ -171,8 +181,14 @@ def _signed(value: Any) -> str:
     return DASH if number is None else ("+" if number > 0 else "") + score(number)
 
 
-def _bar(logprob: float | None, width: int = 10) -> str:
+def _ratio(proximal: Any, logprob: Any) -> float | None:
+    """π_prox/μ of a token, bounded so that no broken record can overflow it."""
+    here, then = finite(proximal), finite(logprob)
+    return None if here is None or then is None else math.exp(max(-50.0, min(here - then, 50.0)))
+
+
+def _bar(logprob: float | None, width: int = 8) -> str:
     """Probability of the token as a bar."""
     number = finite(logprob)
-    full = 0 if number is None else round(min(1.0, 2.718281828459045 ** min(0.0, number)) * width)
+    full = 0 if number is None else round(math.exp(min(0.0, number)) * width)
     return "▰" * full + "▱" * (width - full)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import zmq
 
 from configs.schema import Config
+from learner.run.history import History
 from protocol.codec import MAX_FRAME_BYTES, ProtocolError, decode, encode
 from protocol.handshake import Handshake
 from protocol.keys import DASHBOARD, ClientKeys, KeysError
@@ -22,6 +23,9 @@ from .model import Snapshot
 
 #: Seconds: the first answer, one later answer, silence after which the learner is given up.
 CONNECT_S, ANSWER_S, LOST_S = 5.0, 2.0, 60.0
+
+#: The longest that one snapshot goes on asking for more of a long history, seconds.
+_HURRY_S = 0.5
 
 
 class LearnerSilent(ConnectionError):
@@ -41,7 +45,8 @@ class DashboardClient:
         self._keys = keys
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._history: dict[int, dict[str, Any]] = {}
+        self._history = History()
+        self._sections: dict[str, Any] = {}
         self._run_id: Any = None
         try:
             self._connect()
@@ -59,15 +64,26 @@ class DashboardClient:
         self._context.destroy(linger=0)
 
     def snapshot(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """The learner's state now, with the whole history.
+        """The learner's state now, with the whole history as far as it has come.
 
-        Only steps not seen yet travel. Raises ``LearnerSilent`` after ``timeout_s`` seconds
-        and ``LearnerRefused`` where the answer is a refusal.
+        Only what was not seen yet travels, and a long history comes in pages: the first answers may
+        lack its newest part. Raises ``LearnerSilent`` after ``timeout_s`` seconds without an answer
+        and ``LearnerRefused`` where it is a refusal.
         """
+        hurry = time.monotonic() + min(timeout_s, _HURRY_S)
+        while True:
+            had = self._history.last_step
+            snapshot = self._ask(timeout_s)
+            step = Snapshot(snapshot).run.get("step")
+            more = isinstance(step, int) and had < self._history.last_step < step
+            if not more or time.monotonic() > hurry:
+                return snapshot
+
+    def _ask(self, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         socket = self._socket or self._connect()
         try:
-            since = max(self._history, default=0)
+            since = self._history.last_step + 1
             socket.send_multipart(encode(StatusRequest(protocol=PROTOCOL_VERSION, since_step=since)))
             while (left := deadline - time.monotonic()) > 0 and socket.poll(int(left * 1000) + 1):
                 if (answer := self._read(socket.recv_multipart())) is not None:
@@ -106,16 +122,17 @@ class DashboardClient:
         return message.snapshot if isinstance(message, Status) else None
 
     def _merge(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add the new steps to those kept; a learner that restarted from a checkpoint takes some back."""
+        """Add what is new to what is kept; a learner that restarted from a checkpoint takes some back."""
         s = Snapshot(answer)
         if s.run.get("id") != self._run_id:
-            self._history, self._run_id = {}, s.run.get("id")
+            self._history, self._sections, self._run_id = History(), {}, s.run.get("id")
         for record in s.history:
-            if isinstance(step := record.get("step"), int):
-                self._history[step] = record
+            if isinstance(record.get("step"), int):
+                self._history.append(record)
         if isinstance(step := s.run.get("step"), int):
-            self._history = {k: record for k, record in self._history.items() if k <= step}
-        return {**answer, "history": [self._history[k] for k in sorted(self._history)]}
+            self._history.cut(step)
+        self._sections = {**self._sections, **answer}
+        return {**self._sections, "history": self._history.since(0)}
 
 
 def learner_of(config: Config) -> tuple[str, ClientKeys | None]:
@@ -132,9 +149,7 @@ def run_dashboard(
 
     Returns the exit code: 0 after q, Ctrl-C or the end of the run, 1 where no learner answers.
     """
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _exit)
+    exit_on_signals()
     try:
         with DashboardClient(address, keys) as client:
             first = client.snapshot(connect_s)
@@ -176,8 +191,14 @@ def _follow(client: DashboardClient, view: View, snapshot: dict[str, Any], lost_
                 return f"the learner at {client.address} has not answered for {seconds(silent)}; its log says why"
 
 
+def exit_on_signals() -> None:
+    """SIGTERM and SIGHUP as exceptions, so that the terminal is restored on the way out."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _exit)
+
+
 def _exit(number: int, _: FrameType | None) -> None:
-    """As an exception, so that the terminal is restored on the way out."""
     raise SystemExit(128 + number)
 
 

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from . import theme
 from .fleet import allot
-from .format import DASH, clean, finite, score
-from .model import Snapshot, dicts
+from .format import DASH, clean, finite, score, seconds
+from .model import Snapshot, dicts, dig
+from .tools import meaning
 
 _GUTTER = 10
 #: Chat-template tokens such as <|im_start|>user: noise to a reader.
@@ -27,10 +28,67 @@ _PART_STYLE = {"call": theme.ACCENT, "think": f"italic {theme.DIM}", "answer": f
 
 
 def episode_panel(s: Snapshot, width: int, height: int) -> list[Text]:
-    latest = s.latest
-    body = episode_lines(latest, width - 4, height - 2)
-    note = clean(f"{latest.get('dataset', '')} {latest.get('task_id', '')}")
-    return theme.frame("latest episode", body, width, height, _outcome(latest), note)
+    body = episode_lines(s.latest, width - 4, height - 2)
+    return theme.frame("latest episode", body, width, height, _outcome(s.latest), _name(s.latest))
+
+
+def episode_page(latest: dict[str, Any], width: int, height: int, scroll: int, place: str) -> tuple[list[Text], int]:
+    """(lines, how far can be scrolled): the whole of it, with what its calls did and why it ended as it did.
+
+    place: where it stands among others.
+    """
+    body = whole_episode(latest, width - 4) or [Text("no finished episode yet", style=theme.DIM)]
+    shown, limit = theme.scrolled(body, scroll, height - 4)
+    below = limit - min(scroll, limit)
+    verdict = Text(why(latest), style=theme.GOOD if solved(latest) else theme.WARN)
+    hint = Text(f"⋯ {below} more lines: ↓" if below else "", style=theme.DIM)
+    body = [verdict, *shown, *[Text()] * (height - 4 - len(shown)), hint]
+    note = f"{_name(latest)}{'  ' + place if place else ''}"
+    return theme.frame("episode", body, width, height, _outcome(latest), note), limit
+
+
+def whole_episode(latest: dict[str, Any], width: int) -> list[Text]:
+    """Every segment, each call with its latency and fault under the turn that made it."""
+    calls: dict[int, list[dict[str, Any]]] = {}
+    for call in dicts(latest.get("tool_calls")):
+        calls.setdefault(int(finite(call.get("turn")) or 0), []).append(call)
+    lines, turn = [], 0
+    for segment in dicts(latest.get("segments")):
+        lines += _block(segment, width)
+        if segment.get("role") == "policy":
+            lines += [_call_line(call) for call in calls.get(turn, [])]
+            turn += 1
+    return lines
+
+
+def solved(latest: dict[str, Any]) -> bool:
+    """Exact match where the environment reports one, else a positive reward."""
+    em = finite(dig(latest, "metrics", "em"))
+    return em == 1.0 if em is not None else (finite(latest.get("reward")) or 0.0) > 0.5
+
+
+def why(latest: dict[str, Any]) -> str:
+    """What made the episode succeed or fail, as far as its record says."""
+    if not latest:
+        return ""
+    if solved(latest):
+        return "solved"
+    ended = {"max_turns": "cut: no turns left", "length": "cut: no tokens left", "done": "the answer is not right"}
+    reasons = [ended.get(str(latest.get("finish")), f"ended: {clean(latest.get('finish') or DASH)}")]
+    faults = [
+        f"{clean(c.get('name') or 'call')} {clean(c['fault'])}"
+        for c in dicts(latest.get("tool_calls"))
+        if c.get("fault")
+    ]
+    if faults:
+        reasons.append(f"faulty calls: {', '.join(faults[:3])}{' …' if len(faults) > 3 else ''}")
+    metrics = latest.get("metrics")
+    partial = [
+        f"{clean(name)} {score(value)}"
+        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+        if (number := finite(value)) is not None and number < 1 and name != "em"
+    ]
+    return "failed: " + "; ".join([*reasons, *([", ".join(partial)] if partial else [])])
 
 
 def episode_lines(latest: dict[str, Any], width: int, room: int) -> list[Text]:
@@ -65,7 +123,7 @@ def _block(segment: dict[str, Any], width: int) -> list[Text]:
     text = clean(_TEMPLATE.sub(" ", raw))
     if not text:
         return []
-    tag, style = {"prompt": ("prompt", theme.BOLD), "policy": (_version(segment.get("version")), theme.ACCENT)}.get(
+    tag, style = {"prompt": ("prompt", theme.BOLD), "policy": _version(segment.get("version"))}.get(
         str(role), ("response", theme.DIM)
     )
     body = _spoken(text) if role == "policy" else Text(text, style="" if role == "prompt" else theme.DIM)
@@ -116,10 +174,27 @@ def _call(part: str) -> str:
         return part
 
 
-def _version(value: Any) -> str:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return f"v{value[0]}–{value[1]}" if value[0] != value[1] else f"v{value[0]}"
-    return f"v{value}" if value is not None else "policy"
+def _call_line(call: dict[str, Any]) -> Text:
+    fault = clean(call.get("fault") or "")
+    head = f"{'':{_GUTTER - 2}}│ "
+    meant = f"fault: {fault}, {meaning(f'tool.{fault}')[1]}" if fault else "answered"
+    took = f"{clean(call.get('name') or 'call')} {meant} ({seconds(call.get('latency_s'))})"
+    return theme.row((head, theme.FRAME), (took, theme.BAD if fault else theme.DIM))
+
+
+def _version(value: Any) -> tuple[str, str]:
+    """The policy version of a turn and its hue: the newest one's where a push came in its middle."""
+    span = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, value)
+    first, last = (finite(v) for v in span)
+    if first is None or last is None:
+        return "policy", theme.ACCENT
+    text = f"v{first:.0f}" if first == last else f"v{first:.0f}–{last:.0f}"
+    return text, theme.version(int(last))
+
+
+def _name(latest: dict[str, Any]) -> str:
+    step = f" · step {latest['step']}" if finite(latest.get("step")) is not None else ""
+    return clean(f"{latest.get('dataset', '')} {latest.get('task_id', '')}{step}")
 
 
 def _outcome(latest: dict[str, Any]) -> Text:

@@ -9,26 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .format import clean, compact, finite, seconds, share
+from .format import clean, finite
 
 #: Steps that "now" means in rates and shares.
 RECENT = 8
-
-_BUSY_WAIT = 0.15
-_BUSY_PUSH = 0.25
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """``stage`` of the pipeline (actors, servers, queue, learner; "" for none) and a sentence."""
-
-    stage: str
-    sentence: str
-    severity: str = "note"
 
 
 class Snapshot:
@@ -111,14 +98,20 @@ class Snapshot:
 
     @cached_property
     def time_shares(self) -> dict[str, float]:
-        """Shares of the recent steps' wall-clock time: wait, update, push, eval."""
-        spent = {name: self.recent("seconds", name) or 0.0 for name in ("update", "wait", "push", "eval")}
+        """Shares of the recent steps' wall-clock time: update, wait, push."""
+        spent = {name: self.recent("seconds", name) or 0.0 for name in ("update", "wait", "push")}
         total = sum(spent.values())
         return {name: value / total for name, value in spent.items()} if total > 0 else {}
 
     def total(self, rows: Iterable[dict[str, Any]], *path: str) -> float | None:
         values = [v for row in rows if (v := finite(dig(row, *path))) is not None]
         return sum(values) if values else None
+
+    @cached_property
+    def trained_per_s(self) -> float | None:
+        """Episodes a second that the recent steps trained on."""
+        episodes, pace = self.recent("episodes"), self.recent("seconds", "step")
+        return episodes / pace if episodes is not None and pace else None
 
     @cached_property
     def under_way(self) -> float:
@@ -134,18 +127,27 @@ class Snapshot:
     @cached_property
     def tools(self) -> list[dict[str, Any]]:
         """One row a tool over all actors: calls and faults summed, p50 weighted by calls, worst p99."""
+        return self._over_actors("tools", "calls")
+
+    @cached_property
+    def servers_seen(self) -> dict[str, dict[str, Any]]:
+        """What the actors measured of each server, by URL: requests, p50, p99 in seconds."""
+        return {row["name"]: row for row in self._over_actors("servers", "requests")}
+
+    def _over_actors(self, section: str, counted: str) -> list[dict[str, Any]]:
+        """Rows of ``stats[section]`` added over the actors, the busiest first."""
         merged: dict[str, dict[str, float]] = {}
         for actor in self.actors:
-            for name, row in _dict(dig(actor, "stats", "tools")).items():
-                into = merged.setdefault(clean(name), {"calls": 0.0, "faults": 0.0, "weighted": 0.0, "p99": 0.0})
-                calls = finite(dig(row, "calls")) or 0.0
-                into["calls"] += calls
+            for name, row in _dict(dig(actor, "stats", section)).items():
+                into = merged.setdefault(clean(name), {counted: 0.0, "faults": 0.0, "weighted": 0.0, "p99": 0.0})
+                n = finite(dig(row, counted)) or 0.0
+                into[counted] += n
                 into["faults"] += finite(dig(row, "faults")) or 0.0
-                into["weighted"] += calls * (finite(dig(row, "p50")) or 0.0)
+                into["weighted"] += n * (finite(dig(row, "p50")) or 0.0)
                 into["p99"] = max(into["p99"], finite(dig(row, "p99")) or 0.0)
         return [
-            {"name": name, "p50": row["weighted"] / row["calls"] if row["calls"] else None, **row}
-            for name, row in sorted(merged.items(), key=lambda item: -item[1]["calls"])
+            {"name": name, "p50": row["weighted"] / row[counted] if row[counted] else None, **row}
+            for name, row in sorted(merged.items(), key=lambda item: -item[1][counted])
         ]
 
     @cached_property
@@ -156,59 +158,6 @@ class Snapshot:
             for kind, n in _dict(dig(actor, "stats", "faults")).items():
                 kinds[clean(kind)] = kinds.get(clean(kind), 0) + int(finite(n) or 0)
         return dict(sorted(((k, n) for k, n in kinds.items() if n), key=lambda item: -item[1]))
-
-    @cached_property
-    def bottleneck(self) -> Bottleneck:
-        return bottleneck(self)
-
-
-def bottleneck(s: Snapshot) -> Bottleneck:
-    """Name the stage that limits the run, from the learner's time and the state of the others."""
-    if s.phase in ("start", "done", "eval"):
-        start = f"starting: {clean(s.run.get('message') or 'the learner comes up')}"
-        notes = {"start": start, "done": "the run is over", "eval": "evaluation: training waits"}
-        return Bottleneck("", notes[s.phase])
-    if not s.actors:
-        return Bottleneck("actors", "no actor is connected: start one with run.py --role actor", "bad")
-    current = [row for row in s.servers if row.get("state") == "current"]
-    if s.servers and not current:
-        updating = any(row.get("state") == "updating" for row in s.servers)
-        note = "weights are on their way" if updating else "no server has the current weights"
-        return Bottleneck("servers", f"generation pauses: {note}", "note" if updating else "bad")
-    shares = s.time_shares
-    waiting_now = s.phase == "wait" and (s.phase_age or 0.0) > max(5.0, 0.5 * (s.recent("seconds", "step") or 0.0))
-    if waiting_now or shares.get("wait", 0.0) >= _BUSY_WAIT:
-        stage, why = _starved(s, current)
-        spent = seconds(s.phase_age) if waiting_now else share(shares.get("wait"))
-        return Bottleneck(stage, f"the learner waits for episodes: {why} ({spent})", "warn")
-    if shares.get("push", 0.0) >= _BUSY_PUSH:
-        return Bottleneck("learner", f"pushing weights takes {share(shares['push'])} of the time", "warn")
-    if not shares:
-        return Bottleneck("", "the first batch is being made")
-    ready = compact(s.queue.get("waiting"))
-    return Bottleneck(
-        "learner", f"the learner sets the pace: {ready} groups are ready ({share(shares['update'])} busy)"
-    )
-
-
-def _starved(s: Snapshot, servers: list[dict[str, Any]]) -> tuple[str, str]:
-    """Why too few episodes arrive: (stage, reason)."""
-    running, waiting = s.total(servers, "running"), s.total(servers, "waiting") or 0.0
-    flight = s.total(s.actors, "stats", "in_flight")
-    kv = max((finite(row.get("kv_usage")) or 0.0 for row in servers), default=0.0)
-    if waiting > 0 or kv > 0.95:
-        detail = f", {compact(waiting)} waiting" if waiting else f", KV cache {share(kv)} full"
-        return "servers", f"server saturated, {compact(running)} running{detail}"
-    if running is not None and flight and running < 0.5 * flight:
-        worst = max(s.tools, key=lambda row: row["p99"], default=None)
-        detail = f" ({worst['name']} p99 {seconds(worst['p99'])})" if worst else ""
-        return "actors", f"{compact(flight - running)} of {compact(flight)} episodes are in tool calls{detail}"
-    if s.queue_fill is not None and s.queue_fill >= 1:
-        return "servers", f"server saturated, {compact(running)} running; the staleness bound admits no more work"
-    capacity, held = s.total(s.actors, "capacity"), s.total(s.actors, "held")
-    if capacity and held is not None and held >= capacity:
-        return "actors", f"every actor is full ({compact(held)} leases): start more, or raise actor.leases"
-    return "servers", f"{compact(running)} running, none waiting"
 
 
 def points(records: Iterable[dict[str, Any]], *path: str) -> tuple[tuple[float, float], ...]:

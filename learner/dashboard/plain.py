@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .diagnosis import bottleneck
 from .format import clean, clock, compact, count, finite, score, seconds, small
 from .model import Snapshot, dig
+from .tools import meaning
 
 #: Counters of the queue that are worth a line whenever they grow.
 _COUNTED = {
@@ -71,7 +73,7 @@ def _evals(old: Snapshot, new: Snapshot) -> list[str]:
 def _events(old: Snapshot, new: Snapshot) -> list[str]:
     lines = []
     message = clean(new.run.get("message") or "")
-    if message and message != clean(old.run.get("message") or "") and new.phase != "done":
+    if message and _words(message) != _words(clean(old.run.get("message") or "")) and new.phase != "done":
         lines.append(message)
     lines += _changes(
         old.actors, new.actors, "id", lambda row: f"{clean(row.get('host'))} pid {clean(row.get('pid'))}", "actor"
@@ -88,11 +90,16 @@ def _events(old: Snapshot, new: Snapshot) -> list[str]:
             lines.append(f"{grown} {text}")
     for kind, n in new.faults.items():
         if kind not in old.faults:
-            lines.append(f"first tool fault of its kind: {kind} ({n})")
-    bottleneck = new.bottleneck
-    if bottleneck.severity == "bad" and bottleneck != old.bottleneck:
-        lines.append(f"warning: {bottleneck.sentence}")
+            lines.append(f"first fault of its kind: {kind} ({n}): {meaning(kind)[1]}")
+    limit = bottleneck(new)
+    if limit.severity == "bad" and limit.sentence != message and limit != bottleneck(old):
+        lines.append(f"warning: {limit.sentence}")
     return lines
+
+
+def _words(message: str) -> str:
+    """A message that only counts on is not worth another line."""
+    return "".join(c for c in message if not c.isdigit())
 
 
 def _changes(

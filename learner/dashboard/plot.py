@@ -14,6 +14,7 @@ from itertools import groupby
 from rich.text import Text
 
 from . import theme
+from .format import compact
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
@@ -194,6 +195,8 @@ def _row(y: float, low: float, high: float, rows: int) -> int:
 
 
 def _tick(value: float, step: float) -> str:
+    if step >= 1000:
+        return compact(value)
     decimals = next((d for d in range(4) if abs(step * 10**d - round(step * 10**d)) < 1e-6), 4)
     return f"{value:.{decimals}f}".replace("-", "−")
 

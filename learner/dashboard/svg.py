@@ -15,10 +15,10 @@ from xml.sax.saxutils import escape
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
-
-from .page import Page
+from rich.text import Text
 
 _BACKGROUND, _FOREGROUND = "#0d1117", "#c9d1d9"
 _ANSI = TerminalTheme((13, 17, 23), (201, 209, 217), [(110, 118, 129)] * 8)
@@ -26,16 +26,24 @@ _FONT = "'DejaVu Sans Mono', Menlo, 'SF Mono', Consolas, monospace"
 #: Pixels: font size, and the cell that box-drawing glyphs of that size fill.
 _SIZE, _CELL, _LINE, _PAD = 16, 9.63, 18.6, 14
 
-#: Words are placed whole; every other glyph (braille, boxes, wide letters) by itself.
-_PIECES = re.compile(r"[!-~]+|\S")
+#: Placed whole: words, braille, and repetitions of one glyph; every other glyph by itself.
+_PIECES = re.compile(r"[!-~]+|[\u2801-\u28ff]+|(\S)\1*")
 
 
-def render_svg(snapshot: dict[str, Any], width: int, height: int, path: str | Path) -> None:
-    """Write the page for a window of ``width`` × ``height`` cells to ``path``."""
+def render_svg(lines: list[Text], path: str | Path, colour: bool = True) -> None:
+    """Write a picture of these lines, all of the same width, to ``path``; without ``colour`` as with NO_COLOR."""
+    width, height = max((line.cell_len for line in lines), default=1), len(lines)
     console = Console(
-        width=width, height=height, file=io.StringIO(), force_terminal=True, color_system="truecolor", no_color=False
+        width=width,
+        height=height,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=not colour,
     )
-    rows = console.render_lines(Page(snapshot), console.options.update_dimensions(width, height))
+    rows = [console.render_lines(line, console.options, pad=False)[0] for line in lines]
+    if not colour:
+        rows = [list(Segment.remove_color(row)) for row in rows]
     glyphs = [_row(row, y) for y, row in enumerate(rows)]
     w, h = width * _CELL + 2 * _PAD, height * _LINE + 2 * _PAD
     Path(path).write_text(
@@ -79,5 +87,5 @@ def _run(style: Style, run: list[tuple[Style, int, str]], y: int) -> str:
 
 
 def _piece(text: str, x: float, y: float) -> str:
-    stretch = f' textLength="{len(text) * _CELL:.1f}"' if len(text) > 1 else ""
+    stretch = f' textLength="{cell_len(text) * _CELL:.1f}"' if len(text) > 1 else ""
     return f'<text x="{x:.1f}" y="{y:.1f}"{stretch}>{escape(text)}</text>'

@@ -12,11 +12,12 @@ from . import theme
 
 @dataclass(frozen=True)
 class Column:
-    """``keep`` 0 is never dropped; higher ones go first. The first column of a table is left-aligned."""
+    """``keep`` 0 is never dropped; higher ones go first. The first column of a table is left-aligned, as are ``words``."""
 
     title: str
     keep: int = 0
     min_width: int = 4
+    words: bool = False
 
 
 Cell = str | tuple[str, str]
@@ -38,16 +39,17 @@ def table(columns: list[Column], rows: list[list[Cell]], width: int) -> list[Tex
     gap = 2 + min(3, (width - sum(widths[i] + 2 for i in shown) + 2) // max(1, len(shown) - 1))
     header: list[Cell] = [(columns[i].title, theme.DIM) for i in shown]
     cells = [header, *([row[i] for i in shown] for row in rows)]
-    return [_line(line, shown, widths, gap) for line in cells]
+    left = {i for i in shown if i == 0 or columns[i].words}
+    return [_line(line, shown, widths, gap, left) for line in cells]
 
 
-def _line(cells: list[Cell], shown: list[int], widths: list[int], gap: int) -> Text:
+def _line(cells: list[Cell], shown: list[int], widths: list[int], gap: int, left: set[int]) -> Text:
     line = Text()
     for at, (i, cell) in enumerate(zip(shown, cells, strict=True)):
         text = Text(_plain(cell), style=cell[1] if isinstance(cell, tuple) else "")
         text.truncate(widths[i], overflow="ellipsis")
         pad = " " * (widths[i] - text.cell_len)
-        line = theme.row(line, " " * gap + pad if at else "", text, "" if at else pad)
+        line = theme.row(line, " " * gap if at else "", "" if i in left else pad, text, pad if i in left else "")
     return line
 
 

@@ -19,13 +19,31 @@ ACCENT = "#5fb3d4"
 #: One hue and one marker for each data set, in order of appearance.
 DATASETS = (("#6cb6ff", "●"), ("#c792ea", "◆"), ("#4fd1b5", "▲"), ("#e0a84a", "■"), ("#e06c6c", "▼"))
 
-#: What the learner spends its time on: style and fill.
-PHASES = {"update": ("#5fb3d4", "█"), "wait": ("#8b95a3", "░"), "push": ("#c792ea", "▒"), "eval": ("#4fd1b5", "▓")}
+#: What the learner spends its time on: style and fill, in the order of a step.
+PHASES = {
+    "wait": ("#8b95a3", "░"),
+    "forward": ("#6cb6ff", "▒"),
+    "backward": ("#5fb3d4", "█"),
+    "step": ("#e0a84a", "▚"),
+    "other": ("#7a8594", "╌"),
+    "push": ("#c792ea", "▓"),
+    "eval": ("#4fd1b5", "·"),
+}
+
+#: One hue a policy version, in turn: a turn that two versions sampled shows.
+VERSIONS = ("#5fb3d4", "#c792ea", "#7fb069", "#e0a84a", "#4fd1b5")
+
+SEVERITY = {"note": GOOD, "warn": WARN, "bad": BAD}
 
 
 def dataset(index: int) -> tuple[str, str]:
     """(style, marker) of the ``index``-th data set."""
     return DATASETS[index % len(DATASETS)]
+
+
+def version(number: int) -> str:
+    """Style of what policy version ``number`` sampled."""
+    return VERSIONS[number % len(VERSIONS)]
 
 
 Part = Text | str | tuple[str, str]
@@ -61,6 +79,17 @@ def joined(parts: list[Text], width: int) -> Text:
     return Text("  " if len(wide) == len(tight) else " ").join(max(wide, tight, key=len))
 
 
+def flowed(parts: list[Text], width: int) -> list[Text]:
+    """The parts in as many lines as they need."""
+    lines = []
+    while parts:
+        line = joined(parts, width)
+        taken = max(1, len(max(_fitting(parts, 2, width), _fitting(parts, 1, width), key=len)))
+        lines.append(line if line.plain else parts[0])
+        parts = parts[taken:]
+    return lines
+
+
 def _fitting(parts: list[Text], gap: int, width: int) -> list[Text]:
     ends = accumulate(part.cell_len + gap for part in parts)
     return [part for part, end in zip(parts, ends, strict=True) if end - gap <= width]
@@ -87,6 +116,13 @@ def frame(
         lines.append(row(("│ ", FRAME), content, (" │", FRAME)))
     lines.append(row(("╰" + "─" * (width - 2) + "╯", FRAME)))
     return lines
+
+
+def scrolled(lines: list[Text], scroll: int, room: int) -> tuple[list[Text], int]:
+    """(the ``room`` lines from ``scroll`` on, or the last ones; how far can be scrolled)."""
+    limit = max(0, len(lines) - room)
+    first = min(scroll, limit)
+    return lines[first : first + room], limit
 
 
 def beside(*blocks: list[Text]) -> list[Text]:

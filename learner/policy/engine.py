@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from learner.policy.model import PolicyModel, inputs_of, load_policy, named_weig
 from learner.policy.packing import MicroBatch
 from learner.policy.ranks import COLLECTIVE_TIMEOUT_S, Follower, Ranks, init_distributed
 from learner.policy.scoring import score_rows
+from learner.policy.spans import Spans
 from learner.policy.stats import Stats
 from learner.policy.step import Step, plan
 from learner.run.durable import fresh_folder_beside, replace_folder
@@ -65,6 +66,8 @@ class PolicyEngine:
         self.ranks = Ranks(cfg.gateway.batch_timeout_s + cfg.server.start_timeout_s + COLLECTIVE_TIMEOUT_S)
         self._ds = zero.ZeroModel(PolicyModel(lm), cfg, cfg.learner.optimizer)
         self.lm = lm
+        #: Of the last update, as far as this rank had them: place in the batch → log π_prox, float32 [T].
+        self.proximal: dict[int, np.ndarray] = {}
         self._reference = None
         if cfg.algorithm.reference.coefficient > 0:
             # Frozen, hence outside of DeepSpeed: whole on each rank, also under ZeRO-3.
@@ -174,19 +177,26 @@ class PolicyEngine:
     # ── every rank ───────────────────────────────────────────────────────────
 
     def _update(self, batches: list[list[Row]]) -> dict[str, Any]:
-        start = time.perf_counter()
+        spans = Spans(self.device)
         every = [row for rows in batches for row in rows]
-        steps = [self._plan(rows) for rows in batches if any(row.has_signal for row in rows)]
-        proximal = self._proximal(steps)
-        begun = self._clock()
-        stats, norms, optimizer_s = Stats(), [], 0.0
+        firsts = accumulate(map(len, batches), initial=0)
+        parts = [(rows, first) for rows, first in zip(batches, firsts, strict=False) if any(r.has_signal for r in rows)]
+        steps = [self._plan(rows, first) for rows, first in parts]
+        with spans.time("proximal"):
+            proximal = self._proximal(steps)
+        stats, norms = Stats(), []
+        self.proximal, used = {}, []
         for step, logprobs in zip(steps, proximal, strict=True):
             for k, micro in enumerate(step.micro):
-                loss = self._loss(micro, logprobs[k], step.totals, stats)
-                self._ds.backward(loss, last=k == len(step.micro) - 1)
-            stepping = self._clock()
-            norms.append(self._ds.step())
-            optimizer_s += self._clock() - stepping
+                with spans.time("forward"):
+                    loss, scored = self._loss(micro, logprobs[k], step.totals, stats)
+                used.append((step, micro, scored.proximal))
+                with spans.time("backward"):
+                    self._ds.backward(loss, last=k == len(step.micro) - 1)
+            with spans.time("optimizer"):
+                norms.append(self._ds.step())
+        for step, micro, values in used:  # only now: from a GPU earlier, the host would have waited for each of them
+            self.proximal |= step.by_row(micro, values.cpu().numpy())
         return stats.metrics(self.ranks, len(steps)) | {
             "grad_norm": float(np.mean(norms)) if norms else 0.0,
             "lr": self._ds.last_lr if norms else 0.0,
@@ -196,15 +206,13 @@ class PolicyEngine:
             "action_tokens": float(sum(row.action_tokens for row in every)),
             "forward_tokens": float(sum(step.forward_tokens for step in steps)),
             "micro_batches": float(sum(len(step.micro) for step in steps)),
-            "proximal_s": begun - start,
-            "forward_backward_s": self._clock() - begun - optimizer_s,
-            "optimizer_s": optimizer_s,
+            **spans.seconds("proximal", "forward", "backward", "optimizer"),
         }
 
-    def _plan(self, rows: list[Row]) -> Step:
+    def _plan(self, rows: list[Row], first: int) -> Step:
         cfg, ranks = self.cfg, self.ranks
         regularised = cfg.algorithm.entropy_bonus > 0 or self._kl_in_loss
-        return plan(rows, cfg.learner.micro_tokens, ranks.rank, ranks.size, cfg.model.max_tokens, regularised)
+        return plan(rows, cfg.learner.micro_tokens, ranks.rank, ranks.size, cfg.model.max_tokens, regularised, first)
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -227,8 +235,8 @@ class PolicyEngine:
             for i, step in enumerate(steps)
         ]
 
-    def _loss(self, micro: MicroBatch, proximal: Tensor | None, totals: Totals, stats: Stats) -> Tensor:
-        """This micro-batch's part of the mini-batch's loss, times the ranks: DeepSpeed averages gradients over them."""
+    def _loss(self, micro: MicroBatch, proximal: Tensor | None, totals: Totals, stats: Stats) -> tuple[Tensor, Scored]:
+        """(Part of the mini-batch's loss, times the ranks, since DeepSpeed averages over them; what it came from)."""
         inputs = inputs_of(micro, self.device, self.cfg.sampling.temperature)
         logprobs, entropy = self._ds(**inputs)
         row = Scored(
@@ -244,7 +252,7 @@ class PolicyEngine:
         batch = Tokens.packed(inputs["action_mask"], inputs["cu_seqlens"])
         loss, sums, maxima = objective(self.cfg.algorithm, row, batch, totals)
         stats.add(sums, maxima)
-        return loss * self.ranks.size
+        return loss * self.ranks.size, row
 
     @torch.no_grad()
     def _logprobs(self, inputs: dict[str, Any]) -> Tensor:
@@ -292,8 +300,3 @@ class PolicyEngine:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
-
-    def _clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()

@@ -42,7 +42,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     """Raises ``RunFolderError`` with what to do: no run in ``path``, or a file that cannot be read."""
     if not (path / "config.yaml").is_file():
         raise RunFolderError(f"{path} holds no run (no config.yaml): give the folder that run.dir named")
-    folder = RunFolder(path, tensorboard=False)
+    folder = RunFolder(path)
     try:
         records = folder.read_metrics()
         scores = [{**r["eval"], "step": r.get("step")} for r in records if isinstance(r.get("eval"), dict)]

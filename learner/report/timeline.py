@@ -15,7 +15,8 @@ PHASES = ("wait", "update", "push", "between")
 #: Parts of ``update`` that the engine times by itself: field → what it is.
 UPDATE_PARTS = {
     "proximal_s": "proximal log-probs",
-    "forward_backward_s": "forward, backward",
+    "forward_s": "forward",
+    "backward_s": "backward",
     "optimizer_s": "optimizer",
 }
 

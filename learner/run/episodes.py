@@ -6,6 +6,7 @@ tokenizer; the arrays hold what was sampled and what it was trained with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,21 @@ from learner.run.transcript import Decode, segments
 from protocol.trajectory import Group, Trajectory
 
 
-def group_records(group: Group, advantages: list[np.ndarray], step: int, decode: Decode) -> list[dict[str, Any]]:
-    """The members of a group that training step ``step`` consumed. advantages: float32 [T] a member."""
+def group_records(
+    group: Group,
+    advantages: list[np.ndarray],
+    step: int,
+    decode: Decode,
+    proximal: Sequence[np.ndarray | None] | None = None,
+) -> list[dict[str, Any]]:
+    """The members of a group that training step ``step`` consumed.
+
+    advantages, proximal: float32 [T] a member; proximal is log π_prox, None where it is not known.
+    """
+    unknown = [None] * len(group.trajectories)
     return [
-        episode_record(t, step, "train", group.lease_id, decode, advantage)
-        for t, advantage in zip(group.trajectories, advantages, strict=True)
+        episode_record(t, step, "train", group.lease_id, decode, advantage, logprobs)
+        for t, advantage, logprobs in zip(group.trajectories, advantages, proximal or unknown, strict=True)
     ]
 
 
@@ -29,12 +40,14 @@ def episode_record(
     group: str,
     decode: Decode,
     advantages: np.ndarray | None = None,
+    proximal: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """One line of the file, as plain values.
 
     step: the version after the update that used it, or the version that was evaluated
-    (``kind`` ``train`` | ``eval``). ``logprobs`` (log μ), ``token_versions`` and
-    ``advantages`` have one value a sampled token, in order; ``segments`` say where these
+    (``kind`` ``train`` | ``eval``). ``logprobs`` (log μ), ``proximal`` (log π_prox: the
+    learner's, before the update), ``token_versions`` and ``advantages`` have one value a
+    sampled token, in order; ``segments`` say where these
     lie among ``token_ids``: they are the tokens of the role ``policy``. Rewards and
     arrays are rounded to five decimals, so that 0.1 is found as 0.1.
     """
@@ -73,6 +86,8 @@ def episode_record(
     }
     if advantages is not None:
         record["advantages"] = _rounded(advantages[sampled])
+    if proximal is not None:
+        record["proximal"] = _rounded(proximal[sampled])
     return record
 
 

@@ -2,7 +2,7 @@
 
 config.yaml      the resolved configuration (config-<n>.yaml: those of earlier parts of the run)
 metrics.jsonl    a record a step and a record an evaluation, flushed as they are written
-tensorboard/     the same for TensorBoard
+tensorboard/     the same for TensorBoard (``log.trackers``; ``tracking-id``: the run's name at other services)
 trajectories/    sampled episodes to read
 episodes.jsonl   sampled episodes with their tokens, for the report and the browser
 snapshots.jsonl  what the dashboard showed, every few seconds (``learner.run.snapshots``)

@@ -164,15 +164,6 @@ def summary_table(summary: dict[str, Any]) -> Group:
     return Group(Text("The run in figures", style=theme.TITLE), table, Text(note, style=theme.DIM), *_facts(summary))
 
 
-def eval_table(records: list[dict[str, Any]]) -> Table:
-    """Scores by data set."""
-    table = _table("data set", "EM", "F1", "sub-EM", "n")
-    for row in records:
-        scores = (score(row.get(key), 3) for key in ("em", "f1", "sub_em"))
-        table.add_row(clean(row["dataset"]), *scores, count(row.get("n")))
-    return table
-
-
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM)
     table.add_column(first, no_wrap=True)
@@ -206,18 +197,18 @@ def _compare(evals: list[dict], rivals: list[dict], names: list[str], baselines:
 
 def _facts(summary: dict[str, Any]) -> list[Text]:
     s, ledger, sync = summary, summary["ledger"], summary["weight_sync"]
-    broken = ledger.get("lost") or ledger.get("duplicates")
+    copies = ledger.get("duplicates")  # groups that came again, as after a lost acknowledgement, and were thrown away
     lines = {
         "run": f"{count(s['steps'])} steps in {clock(s['wall_s'])} · {count(s['episodes'])} episodes · "
         f"{compact(s['tokens_trained'])} tokens, {compact(s['tokens_per_s'])} tok/s · "
         f"learner busy {share(s['learner_busy_fraction'])}",
         "ledger": f"{count(ledger.get('consumed'))} groups trained on · {count(ledger.get('lost'))} lost · "
-        f"{count(ledger.get('duplicates'))} twice · {count(ledger.get('stale_dropped'))} too stale, made again",
+        f"{f'{count(copies)} came twice, used once' if copies else '0 twice'} · {count(ledger.get('stale_dropped'))} too stale, made again",
         "staleness": f"mean {score(s['staleness']['mean'])} · max {compact(s['staleness']['max'])} versions",
         "engines": f"|log π − log μ| of one version: mean {small(s['logprob_mismatch']['mean'])} · max {small(s['logprob_mismatch']['max'])}",
         "weights": f"{count(sync['count'])} pushes · mean {seconds(sync['mean_s'])} · longest {seconds(sync['max_s'])}",
     }
-    style = {"ledger": theme.BAD if broken else ""}
+    style = {"ledger": theme.BAD if ledger.get("lost") else ""}
     return [Text.assemble((f"{name:<11}", theme.DIM), (text, style.get(name, ""))) for name, text in lines.items()]
 
 

@@ -73,6 +73,7 @@ def view(trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
         "reward": trajectory.total_reward,
         "metrics": facts.get("metrics") or {},
         "finish": facts.get("finish"),
+        "tool_calls": facts.get("tool_calls") or [],
         "segments": [
             {"role": s.role, "text": s.text, "version": _plain_version(s.versions), "reward": s.reward}
             for s in segments(trajectory, decode)
