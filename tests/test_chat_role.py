@@ -70,7 +70,7 @@ async def test_a_question_its_calls_and_its_answer_and_the_talk_goes_on():
     assert (code, err) == (0, "")
     agent = re.findall(r"^agent +(.*)$", out, re.MULTILINE)
     assert agent[:2] == turns[:2] and "\x1b[2J" not in out
-    assert re.search(r"^ +search · \d+ ms *$", out, re.MULTILINE) and "there is no command /nonsense" in out
+    assert re.search(r"^ +search · [\d.]+ m?s *$", out, re.MULTILINE) and "there is no command /nonsense" in out
     asked = prompts(server)
     assert len(asked) == 3 and "<tool_response>" in asked[1] and asked[2].startswith(asked[1])
     assert asked[2].count("Who is it?") == 1 and "Why?" in asked[2] and "never read" not in asked[2]

@@ -330,7 +330,7 @@ def changed(**sections):
         (
             {"servers": [{"state": "current", "running": 120}]},
             "servers",
-            "120 of 128 episodes are with it, none queues; actors hold all 16 leases",
+            "it has 120 of 128 episodes; all 16 leases are out",
         ),
         ({"run": {"phase": "eval"}}, "", "evaluation"),
         ({"history": []}, "", "the first batch is being made"),

@@ -89,12 +89,12 @@ def _starved(s: Snapshot, servers: list[dict[str, Any]]) -> tuple[str, str]:
         worst = max(s.tools, key=lambda row: row["p99"], default=None)
         detail = f" ({worst['name']} p99 {seconds(worst['p99'])})" if worst else ""
         return "actors", f"{compact(flight - running)} of {compact(flight)} episodes are in tools or the actor{detail}"
-    where = f"actors wait for the server: {compact(running)} of {compact(flight)} episodes are with it, none queues"
+    where = f"actors wait for the server: it has {compact(running)} of {compact(flight)} episodes"
     if s.queue_fill is not None and s.queue_fill >= 1:
         return "servers", f"{where}; the staleness bound admits no more"
     capacity, held = s.total(s.actors, "capacity"), s.total(s.actors, "held")
     if capacity and held is not None and held >= capacity:
-        return "servers", f"{where}; actors hold all {compact(held)} leases that they may"
+        return "servers", f"{where}; all {compact(held)} leases are out"
     return "servers", where
 
 
