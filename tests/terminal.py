@@ -57,7 +57,7 @@ class Terminal:
 
     def end(self):
         """The exit code; what the program said last is on the screen."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read(0.1)
         code = self.process.wait(timeout=1)
