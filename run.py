@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the DeepSpeed launcher adds it
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="options to change")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)  # options may stand anywhere among the words
 
 
 def resumed(preset: str | None, overrides: list[str]) -> tuple[Path | str | None, list[str]]:

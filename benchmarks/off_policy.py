@@ -131,7 +131,7 @@ def _show(found: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """0; 1 where a cell failed; 2 for a wrong option; 130 where stopped by a person."""
-    args = parser("benchmarks.off_policy", __doc__, "runs/off-policy").parse_args(argv)
+    args = parser("benchmarks.off_policy", __doc__, "runs/off-policy").parse_intermixed_args(argv)
     return guarded(lambda: run(args))
 
 

@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     """0; 1 where a cell failed; 2 for a wrong option; 130 where stopped by a person."""
     made = parser("benchmarks.process_rewards", __doc__, "runs/process-rewards")
     made.add_argument("--em", type=_share, default=0.3, help="exact match to reach (default 0.3)")
-    args = made.parse_args(argv)
+    args = made.parse_intermixed_args(argv)
     return guarded(lambda: run(args))
 
 

@@ -41,7 +41,7 @@ Sample = dict[str, float]
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _arguments().parse_args(argv)
+    args = _arguments().parse_intermixed_args(argv)
     overrides = [
         "env.path=benchmarks.patient_env:PatientMultiHop", f"env.args.pause_s={args.pause}", "learner.groups=4",
         "actor.leases=4", "run.steps=1000000", f"run.max_minutes={args.minutes}", "baselines=[]", "eval.every=50",

@@ -9,6 +9,7 @@ import yaml
 
 from configs.load import ConfigError, dump_config, load_config
 from configs.schema import Config
+from run import parse
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,3 +101,9 @@ def test_help_lists_every_role():
     assert done.returncode == 0
     for role in ("local", "learner", "actor", "server", "dashboard", "eval", "warmstart"):
         assert f"\n  {role} " in done.stdout
+
+
+def test_options_may_stand_anywhere_among_the_words():
+    words = ["run.steps=3", "--resume", "run.dir=runs/x", "--role", "learner", "staleness=0"]
+    args = parse(words)
+    assert args.resume and args.role == "learner" and args.overrides == [w for w in words if "=" in w]

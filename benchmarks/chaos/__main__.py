@@ -31,7 +31,7 @@ QUICK = ["learner.groups=8", "eval.final_size=20"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _arguments().parse_args(argv)
+    args = _arguments().parse_intermixed_args(argv)
     steps = args.steps or (24 if args.quick else 80)
     kills = args.kills if args.kills is not None else 3 if args.quick else 20
     overrides = [*COMMON, *(QUICK if args.quick else ()), f"run.steps={steps}", *args.overrides]

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     made = parser("benchmarks.paper_table", __doc__, "runs/paper-table")
     made.add_argument("--only", action="append", choices=METHODS, metavar="METHOD", help=f"one of {', '.join(METHODS)}")
     made.add_argument("--out", type=Path, help="where the tables go (default DIR/tables.md)")
-    args = made.parse_args(argv)
+    args = made.parse_intermixed_args(argv)
     return guarded(lambda: run(args))
 
 
