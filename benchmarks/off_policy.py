@@ -32,7 +32,7 @@ TOLERANCE = 0.03
 HARDLY = 0.5
 
 COMMON = (
-    "run.steps=120",
+    "run.steps=80",
     "learner.groups=8",  # small batches: many versions, so that 8 of them are a way to go
     "actor.count=2",
     "actor.leases=36",  # (8 + 1) · 8 groups over two actors
