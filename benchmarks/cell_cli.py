@@ -15,13 +15,13 @@ from configs.load import ConfigError
 _RESERVED = ("run.seed", "run.dir", "run.resume", "run.max_minutes", "env.path", "env.train", "env.eval", "baselines")
 
 
-def parser(module: str, doc: str, folder: str) -> argparse.ArgumentParser:
+def parser(module: str, doc: str, folder: str, seeds: int = 3) -> argparse.ArgumentParser:
     """Options of every benchmark: seeds, folder, --quick, --dry-run, and dotted overrides as ``run.py`` takes them."""
     made = argparse.ArgumentParser(
         prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--seed", type=_natural, action="append", metavar="N", help="run this seed only; may be repeated")
-    made.add_argument("--seeds", type=_positive, default=3, metavar="K", help="seeds 0 to K − 1 (default 3)")
+    made.add_argument("--seeds", type=_positive, default=seeds, metavar="K", help=f"seeds 0 to K − 1 (default {seeds})")
     made.add_argument("--dir", type=Path, default=Path(folder), help=f"run folders go here (default {folder})")
     made.add_argument(
         "--quick", action="store_true", help="few and small steps of one seed, in DIR/quick: to see it work"

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import cell_cli, cells, off_policy, process_rewards
+from benchmarks import async_speedup, cell_cli, cells, off_policy, process_rewards, slow_tools
 from benchmarks.cells import Cell, begun, finished
 from benchmarks.paper_table import __main__ as paper_table
 from benchmarks.paper_table.methods import DATASETS
@@ -120,7 +122,7 @@ def test_ctrl_c_stops_the_running_cell_in_good_order(tmp_path):
 # ── the experiments ──────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("module", [process_rewards, off_policy], ids=["process_rewards", "off_policy"])
+@pytest.mark.parametrize("module", [process_rewards, off_policy, async_speedup], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("quick", [[], ["--quick"]], ids=["whole", "quick"])
 def test_run_py_takes_the_overrides_of_every_arm(module, quick, capsys):
     assert module.main(["--dry-run", "--seed", "1", *quick]) == 0
@@ -218,3 +220,33 @@ def test_off_policy_reports_and_refuses_what_its_arms_differ_in(canned, tmp_path
     assert off_policy.main(["--dry-run", "staleness=4"]) == 2
     with pytest.raises(ConfigError, match="staleness"):
         cell_cli.check_overrides(["staleness=4"], off_policy.ARMS.values())
+
+
+# ── asynchronous against lock-step ───────────────────────────────────────────
+
+
+def timed(arm: str, step_s: float, em: list[float]) -> async_speedup.Outcome:
+    clock = tuple(step_s * (n + 1) for n in range(len(em)))
+    return async_speedup.Outcome(arm, 0, clock, tuple(em), 0.5, em[-1], 1.0)
+
+
+def test_speedup_is_of_the_clock_and_to_an_exact_match_that_both_reached():
+    slow = timed("lockstep", 12.0, [0.2] * 5 + [0.8] * 15)
+    fast = timed("async", 3.0, [0.2] * 10 + [0.8] * 10)
+    assert slow.smooth[0] == pytest.approx(0.2) and slow.smooth[-1] == pytest.approx(0.8)
+    assert slow.seconds_to(0.72) == 12.0 * 10 and slow.seconds_to(0.81) is None
+    found = async_speedup.compare([slow, fast])
+    assert found["speedup"] == 4.0 and found["em_target"] == pytest.approx(0.72)
+    assert found["speedup_to_em"] == (12.0 * 10) / (3.0 * 15)
+    assert found["em_async"] == found["em_lockstep"] == 0.8 and found["busy_async"] == 0.5
+    assert async_speedup.compare([fast])["speedup"] is None
+
+
+def test_both_arms_wait_for_the_same_long_tailed_latencies():
+    draws = sorted(slow_tools.latency_s(random.Random(seed)) for seed in range(20_000))
+    assert statistics.median(draws) == pytest.approx(0.3, rel=0.05) and draws[19_800] == pytest.approx(5.0, rel=0.15)
+    arms = [Cell.of(arm, 0, Path("x"), (*async_speedup.COMMON, *own)).config for arm, own in async_speedup.ARMS.items()]
+    held = [c.actor.count * c.actor.leases for c in arms]
+    assert held == [(c.staleness + 1) * c.learner.groups for c in arms]  # no arm holds less than the gate lets it
+    without = {"run": {"dir"}, "staleness": True, "actor": {"leases"}}
+    assert len({json.dumps(c.model_dump(mode="json", exclude=without)) for c in arms}) == 1
