@@ -246,7 +246,7 @@ TRAINER = """
 import os, sys, torch
 from learner.weights.control import Deadline, ServerControl
 from learner.weights.transport import GlooTransport, Weights
-from learner.weights.buckets import flatten, plan_buckets
+from learner.weights.buckets import pack, plan_buckets
 import threading
 url, folder = sys.argv[1:]
 from safetensors.torch import load_file
@@ -260,7 +260,7 @@ control.start()
 info = weights.describe() | {"bucket_bytes": weights.bucket_bytes}
 threading.Thread(target=control.update, args=(info,), daemon=True).start()
 bucket = plan_buckets(weights.specs, weights.bucket_bytes)[0]
-transport._group.broadcast(flatten(bucket, weights.tensors, torch.empty(bucket.nbytes, dtype=torch.uint8)))
+transport._group.broadcast(pack(bucket, weights.tensors))
 os.kill(os.getpid(), 9)  # after the first of several buckets
 """
 

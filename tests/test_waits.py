@@ -36,9 +36,7 @@ LISTED = {
     "learner/gateway/doorkeeper.py": {"self._monitor.recv_multipart()": "poll said that an event is there"},
     "learner/gateway/router.py": {"self._wake_in.recv(4096)": "the socket does not block"},
     "learner/weights/gloo_engine.py": {"parent.join()": "a thread whose business it is: the end of the parent"},
-    "learner/weights/group.py": {
-        "self._gloo.broadcast([tensor], options).wait()": "the group's own time-out, weights.timeout_s"
-    },
+    "learner/weights/group.py": {"work.wait()": "the group's own time-out, weights.timeout_s"},
     "learner/weights/transport.py": {
         "far.result()": "both are done",
         "near.result()": "both are done",

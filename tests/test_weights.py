@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from learner.weights import weight_backend
-from learner.weights.buckets import ALIGN, TensorSpec, flatten, plan_buckets, unflatten
+from learner.weights.buckets import ALIGN, ALONE, TensorSpec, pack, plan_buckets, unflatten
 from learner.weights.control import ControlError, Deadline, NoAnswer, ServerControl
 from learner.weights.group import GlooGroup, find_store, local_address, serve_store
 from learner.weights.push import WeightPusher
@@ -29,17 +29,18 @@ def test_plan_by_hand():
         TensorSpec("a", "float32", (3,)),  # 12 bytes at 0
         TensorSpec("b", "bfloat16", (2, 2)),  # 8 bytes at 16
         TensorSpec("c", "float32", (4,)),  # 16 bytes would end at 48 > 40: the next bucket
-        TensorSpec("big", "float32", (100,)),  # 400 bytes: a bucket of its own
-        TensorSpec("e", "float32", ()),
+        TensorSpec("big", "float32", (100,)),  # 400 bytes: alone, after the others
+        TensorSpec("e", "float32", ()),  # 4 bytes at 16, beside c
     ]
     plan = plan_buckets(specs, 40)
     assert [[(s.name, at) for s, at in b.entries] for b in plan] == [
         [("a", 0), ("b", 16)],
-        [("c", 0)],
+        [("c", 0), ("e", 16)],
         [("big", 0)],
-        [("e", 0)],
     ]
-    assert [b.nbytes for b in plan] == [24, 16, 400, 4]
+    assert [b.nbytes for b in plan] == [24, 20, 400]
+    large = [TensorSpec("a", "int8", (ALONE - 1,)), TensorSpec("b", "int8", (ALONE,)), TensorSpec("c", "int8", (1,))]
+    assert [[s.name for s, _ in b.entries] for b in plan_buckets(large, 10 * ALONE)] == [["a", "c"], ["b"]]
     assert plan_buckets([], 40) == []
 
 
@@ -66,8 +67,8 @@ def test_flatten_and_back_is_exact(shapes, bucket_bytes):
     for bucket in plan:
         assert bucket.nbytes <= bucket_bytes or len(bucket.entries) == 1
         assert all(start % ALIGN == 0 for _, start in bucket.entries)
-        back |= dict(unflatten(bucket, flatten(bucket, source, torch.empty(bucket.nbytes + 7, dtype=torch.uint8))))
-    assert list(back) == list(source)
+        back |= dict(unflatten(bucket, pack(bucket, source)))
+    assert back.keys() == source.keys()
     for name, tensor in source.items():
         assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
 
@@ -75,7 +76,16 @@ def test_flatten_and_back_is_exact(shapes, bucket_bytes):
 def test_flatten_refuses_what_was_not_planned():
     bucket = plan_buckets([TensorSpec("a", "float32", (2,))], 100)[0]
     with pytest.raises(ValueError, match="parameter a: planned float32"):
-        flatten(bucket, {"a": torch.zeros(2, dtype=torch.bfloat16)}, torch.empty(8, dtype=torch.uint8))
+        pack(bucket, {"a": torch.zeros(2, dtype=torch.bfloat16)})
+
+
+def test_a_lone_parameter_is_sent_from_where_it_lies_and_a_strange_view_of_it_is_not():
+    weight = torch.nn.Parameter(torch.randn(6, 4))
+    [bucket] = plan_buckets([TensorSpec.of("w", weight)], 10)
+    assert pack(bucket, {"w": weight}).data_ptr() == weight.data_ptr()
+    turned = weight.detach().reshape(4, 6).T
+    [(_, back)] = unflatten(bucket, pack(bucket, {"w": turned}))
+    assert torch.equal(back, turned)
 
 
 # ── group ────────────────────────────────────────────────────────────────────

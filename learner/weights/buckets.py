@@ -1,8 +1,9 @@
 """Parameters ⇄ flat byte buckets. Pure: both ends derive the same plan from the same specs.
 
-One broadcast of 64 MB costs far less than hundreds of small ones. A bucket is raw bytes,
+One broadcast of a bucket costs far less than hundreds of small ones. A bucket is raw bytes,
 so parameters of different dtypes share it; each starts at a multiple of ``ALIGN`` bytes,
-which every dtype's view accepts.
+which every dtype's view accepts. A large parameter travels alone, from the memory where it
+lies: copying it into a bucket would take about as long as sending it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 ALIGN = 16
+#: Parameters from this size on, bytes, have a bucket of their own.
+ALONE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,13 @@ class Bucket:
 
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> list[Bucket]:
-    """Cut ``specs``, in their order, into buckets of at most ``bucket_bytes``.
+    """Cut ``specs`` into buckets: first of small parameters, at most ``bucket_bytes`` together, then each large one.
 
-    A parameter larger than that gets a bucket of its own. Raises ValueError on a
+    Both keep their order. Large is what has ``ALONE`` bytes, or does not fit into a bucket. Raises ValueError on a
     repeated name, which would silently drop one of the two.
     """
-    buckets: list[Bucket] = []
+    shared: list[Bucket] = []
+    alone: list[Bucket] = []
     entries: list[tuple[TensorSpec, int]] = []
     seen: set[str] = set()
     end = 0
@@ -56,23 +60,36 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> list[Bucket]
         if spec.name in seen:
             raise ValueError(f"parameter {spec.name} is listed twice")
         seen.add(spec.name)
+        if spec.nbytes >= ALONE or spec.nbytes > bucket_bytes:
+            alone.append(Bucket(((spec, 0),), spec.nbytes))
+            continue
         start = -(-end // ALIGN) * ALIGN
         if entries and start + spec.nbytes > bucket_bytes:
-            buckets.append(Bucket(tuple(entries), end))
+            shared.append(Bucket(tuple(entries), end))
             entries, start = [], 0
         entries.append((spec, start))
         end = start + spec.nbytes
     if entries:
-        buckets.append(Bucket(tuple(entries), end))
-    return buckets
+        shared.append(Bucket(tuple(entries), end))
+    return shared + alone
 
 
-def flatten(bucket: Bucket, tensors: Mapping[str, Tensor], out: Tensor) -> Tensor:
-    """Copy the bucket's parameters into ``out`` (uint8, CPU, at least ``nbytes``); returns its used part.
+def pack(bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The bucket's bytes (uint8, CPU): a lone parameter's own memory where it can be sent as it is, else a copy."""
+    if len(bucket.entries) == 1:
+        spec = bucket.entries[0][0]
+        tensor = tensors[spec.name]
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and TensorSpec.of(spec.name, tensor) == spec:
+            return tensor.detach().view(-1).view(torch.uint8)
+    return flatten(bucket, tensors)
+
+
+def flatten(bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A copy of the bucket's parameters in one buffer (uint8, CPU, ``nbytes``).
 
     ``tensors`` may lie on any device. Raises ValueError where one does not match its spec.
     """
-    buffer = out[: bucket.nbytes]
+    buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
     for (name, target), (spec, _) in zip(unflatten(bucket, buffer), bucket.entries, strict=True):
         source = tensors[name]
         if TensorSpec.of(name, source) != spec:

@@ -12,11 +12,13 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import Work
 from vllm.config import ParallelConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -26,8 +28,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from learner.weights.buckets import TensorSpec, plan_buckets, unflatten
-from learner.weights.group import GlooGroup, find_store, local_address
+from learner.weights.buckets import Bucket, TensorSpec, plan_buckets, unflatten
+from learner.weights.group import AHEAD, GlooGroup, find_store, local_address
 
 BACKEND = "gloo"
 
@@ -66,16 +68,21 @@ def join(info: GlooInitInfo, parallel: ParallelConfig) -> GlooGroup:
 
 
 def receive(group: GlooGroup, info: GlooUpdateInfo) -> Iterator[list[tuple[str, Tensor]]]:
-    """The update, bucket by bucket: (name, tensor on CPU).
+    """The update, bucket by bucket: (name, tensor on CPU). The next ones arrive while one is being loaded.
 
     Every bucket has memory of its own: vLLM's layer-wise reload keeps what it was given
     until a layer is complete, so a layer that spans two buckets would find the first
     part overwritten if one buffer were reused.
     """
-    for bucket in plan_buckets(info.specs(), info.bucket_bytes):
-        buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
-        group.broadcast(buffer)
-        yield unflatten(bucket, buffer)
+    under_way: deque[tuple[Bucket, Tensor, Work]] = deque()
+    for bucket in [*plan_buckets(info.specs(), info.bucket_bytes), *[None] * AHEAD]:
+        if bucket is not None:
+            buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
+            under_way.append((bucket, buffer, group.start(buffer)))
+        if under_way and (bucket is None or len(under_way) > AHEAD):
+            arrived, buffer, work = under_way.popleft()
+            group.finish(work)
+            yield unflatten(arrived, buffer)
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 TRAINER_RANK = 0
+#: Broadcasts that are started before the first of them is waited for.
+AHEAD = 2
 
 
 def local_address(peer: str) -> str:
@@ -23,9 +25,12 @@ def local_address(peer: str) -> str:
         return probe.getsockname()[0]
 
 
-def serve_store(address: str, timeout_s: float) -> dist.TCPStore:
-    """The meeting point of a new group, on a free port of ``address`` (see ``store.port``)."""
-    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+def serve_store(address: str, timeout_s: float, port: int = 0) -> dist.TCPStore:
+    """The meeting point of a new group, on ``port`` of ``address`` alone; 0 takes a free one (see ``store.port``).
+
+    Raises OSError where this process cannot listen there.
+    """
+    listener = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listener.getsockname()[1]
     return dist.TCPStore(
         address,
@@ -55,11 +60,20 @@ class GlooGroup:
 
     def broadcast(self, tensor: Tensor) -> None:
         """The trainer's ``tensor`` (CPU, contiguous) into everyone's, in place."""
+        self.finish(self.start(tensor))
+
+    def start(self, tensor: Tensor) -> dist.Work:
+        """Begin a broadcast and do not wait for it. All ranks begin theirs in the same order; ``tensor`` must stay."""
         if self._gloo is None:
             raise RuntimeError("this weight transfer group is closed")
         options = dist.BroadcastOptions()
         options.rootRank = TRAINER_RANK
-        self._gloo.broadcast([tensor], options).wait()
+        return self._gloo.broadcast([tensor], options)
+
+    @staticmethod
+    def finish(work: dist.Work) -> None:
+        """Wait for a broadcast that was started. Raises RuntimeError where the peer is gone, or silent for ``timeout_s``."""
+        work.wait()
 
     def close(self) -> None:
         """End what is under way here and close the connections: a waiting peer fails at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 
-from learner.weights.buckets import TensorSpec, flatten, plan_buckets
+from learner.weights.buckets import TensorSpec, pack, plan_buckets
 from learner.weights.control import Deadline, ServerControl
-from learner.weights.group import TRAINER_RANK, GlooGroup, local_address, serve_store
+from learner.weights.group import AHEAD, TRAINER_RANK, GlooGroup, local_address, serve_store
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -97,11 +99,15 @@ def gloo_meeting(control: ServerControl, deadline: Deadline) -> tuple[dict[str, 
 
 
 def send(group: GlooGroup, weights: Weights) -> None:
-    """Broadcast all buckets; one buffer serves them in turn."""
-    plan = plan_buckets(weights.specs, weights.bucket_bytes)
-    buffer = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8)
-    for bucket in plan:
-        group.broadcast(flatten(bucket, weights.tensors, buffer))
+    """Broadcast all buckets, the next ones packed while the one before is on its way."""
+    under_way: deque[tuple[Work, Tensor]] = deque()
+    for bucket in plan_buckets(weights.specs, weights.bucket_bytes):
+        data = pack(bucket, weights.tensors)
+        under_way.append((group.start(data), data))  # gloo reads from the memory until it is done
+        if len(under_way) > AHEAD:
+            group.finish(under_way.popleft()[0])
+    for work, _ in under_way:
+        group.finish(work)
 
 
 class NcclTransport:
