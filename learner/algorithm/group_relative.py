@@ -19,7 +19,7 @@ from protocol.trajectory import Group
 def grpo(groups: list[Group], options: GrpoAdvantage, context: Context) -> Advantages:
     """A = (R − mean) / (std + eps) over the group, spread evenly over its action tokens.
 
-    Shao et al. 2024 (DeepSeekMath), eq. 3, outcome supervision; sample standard
+    Shao et al. 2024 (DeepSeekMath), § 4.1.2, outcome supervision; sample standard
     deviation, as peers take it.
     """
     return per_episode(groups, context, lambda r: (r - r.mean()) / (r.std(ddof=1) + options.eps))
