@@ -27,6 +27,7 @@ from learner.resampling import take_groups
 from learner.run import checkpoints
 from learner.run.episodes import episode_record, group_records
 from learner.run.folder import RunFolder
+from learner.run.memory import give_back
 from learner.run.resume import check_ledger
 from learner.run.summary import Summary
 from learner.run.telemetry import batch_record
@@ -224,6 +225,7 @@ class Trainer:
             # A checkpoint is kept with the groups of the steps after it: to fall back to it, and to replay them.
             if len(checkpoints.steps(root)) == keep:
                 self.gateway.checkpointed(oldest)
+            give_back()
 
     # ── what people see ──────────────────────────────────────────────────────
 
