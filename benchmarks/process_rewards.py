@@ -1,4 +1,4 @@
-"""Process rewards on a sparse task: episodes to a given exact match on three-hop questions, with and without.
+"""Process rewards on a sparse task: episodes to a given exact match on four-hop questions, with and without.
 
 Both arms see the same environment, which pays for each passage needed when a search first brings it up;
 they differ in the weight of that pay alone. Nothing else differs, and the outcome is worth 1 in both.
@@ -24,19 +24,22 @@ from rich.table import Table
 
 from benchmarks.cell_cli import chosen, guarded, parser, plan_arms, show_plan
 from benchmarks.cells import Cell, finished, play
-from benchmarks.three_hops import DATASET
+from benchmarks.long_chains import DATASET
 
 COMMON = (
     "run.steps=60",
-    "eval.every=5",
-    "eval.size=200",
+    "learner.groups=4",  # small batches, to see after how many episodes it turns
+    "learner.group_size=4",
+    "eval.every=4",
+    "eval.size=100",
     "eval.final_size=200",
     "checkpoint.keep=1",
     "baselines=[]",
-    "env.path=benchmarks.three_hops:ThreeHops",
+    "env.path=benchmarks.long_chains:LongChains",
     f"env.train=[{DATASET}]",
     f"env.eval=[{DATASET}]",
-    "env.args.process_reward=0.5",  # of all three passages together; the outcome is 1
+    "env.args.hops=4",
+    "env.args.process_reward=0.5",  # of all four passages together; the outcome is 1
     "algorithm.advantage.type=turn_level",  # which is GRPO where only outcomes count
 )
 ARMS = {
@@ -45,8 +48,6 @@ ARMS = {
 }
 QUICK = (
     "run.steps=6",
-    "learner.groups=4",
-    "learner.group_size=4",
     "eval.every=2",
     "eval.size=12",
     "eval.final_size=12",
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(curves: list[Curve], em: float) -> None:
     """The curves, and episodes to tenths of exact match on the way: a single target may be a lucky choice."""
     targets = sorted({em, *(n / 10 for n in range(1, 10))})
-    table = Table(title=f"Three hops: held-out exact match, and episodes to reach it ({em:g} was asked for)")
+    table = Table(title=f"Four hops: held-out exact match, and episodes to reach it ({em:g} was asked for)")
     for name in ("process rewards", "seed", "start", "end", *(f"to {target:g}" for target in targets)):
         table.add_column(name, justify="right")
     for curve in sorted(curves, key=lambda c: (c.arm, c.seed)):

@@ -172,13 +172,14 @@ def test_arms_differ_in_the_weight_of_process_rewards_alone(canned, tmp_path, ca
     assert found["episodes_with"] == found["episodes_without"] == [6 * 4 * 4] and found["ratio"] == 1.0
 
 
-def test_three_hops_are_three_searches_and_held_out_ones_name_nobody_from_training():
-    env = load_env("benchmarks.three_hops:ThreeHops", {"process_reward": 0.5})
-    train, held_out = (env.tasks(split, "three_hops") for split in ("train", "eval"))
+@pytest.mark.parametrize("hops", [3, 4])
+def test_chains_are_so_many_searches_and_held_out_ones_name_nobody_from_training(hops):
+    env = load_env("benchmarks.long_chains:LongChains", {"process_reward": 0.5, "hops": hops})
+    train, held_out = (env.tasks(split, "chains") for split in ("train", "eval"))
     assert len(train) > 2000 and len(held_out) > 500
     for tasks in (train, held_out):
         assert len({t["id"] for t in tasks}) == len({t["question"] for t in tasks}) == len(tasks)
-        assert {len(t["gold_titles"]) for t in tasks} == {3}
+        assert {len(t["gold_titles"]) for t in tasks} == {hops}
     names = {title for t in train for title in t["gold_titles"]}
     assert not names & {title for t in held_out for title in t["gold_titles"]}
     assert env.tasks("train", "hotpot") == []
