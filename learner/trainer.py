@@ -27,7 +27,7 @@ from learner.resampling import take_groups
 from learner.run import checkpoints
 from learner.run.episodes import episode_record, group_records
 from learner.run.folder import RunFolder
-from learner.run.memory import give_back
+from learner.run.memory import given_back_when_idle
 from learner.run.resume import check_ledger
 from learner.run.summary import Summary
 from learner.run.telemetry import batch_record
@@ -122,7 +122,7 @@ class Trainer:
     def _step(self) -> None:
         config, began = self.config, time.monotonic()
         seconds: dict[str, float] = {}
-        with self._phase("wait", seconds):
+        with self._phase("wait", seconds), given_back_when_idle():
             groups, in_vain = take_groups(
                 config, partial(self.gateway.take_batch, timeout_s=config.gateway.batch_timeout_s)
             )
@@ -225,7 +225,6 @@ class Trainer:
             # A checkpoint is kept with the groups of the steps after it: to fall back to it, and to replay them.
             if len(checkpoints.steps(root)) == keep:
                 self.gateway.checkpointed(oldest)
-            give_back()
 
     # ── what people see ──────────────────────────────────────────────────────
 
