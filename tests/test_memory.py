@@ -12,7 +12,7 @@ from learner.run.memory import given_back_when_idle
 def resident():
     return int(re.search(r"RssAnon:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1e3
 
-kept = [(bytearray(60_000), bytearray(100)) for _ in range(2000)]
+kept = [(bytearray(60_000), bytearray(600)) for _ in range(2000)]
 before = resident()
 kept = [small for _, small in kept]  # one small object behind each large one: the heap's end does not come down
 freed = resident()
