@@ -27,10 +27,10 @@ from benchmarks.cells import Cell, finished, play
 from benchmarks.long_chains import DATASET
 
 COMMON = (
-    "run.steps=60",
+    "run.steps=16",
     "learner.groups=4",  # small batches, to see after how many episodes it turns
     "learner.group_size=4",
-    "eval.every=4",
+    "eval.every=1",
     "eval.size=100",
     "eval.final_size=200",
     "checkpoint.keep=1",
