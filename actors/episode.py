@@ -8,19 +8,19 @@ import hashlib
 import inspect
 import logging
 import math
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from actors.chat import ChatFormat, ChatFormatError
+from actors.row import Row, assemble
 from actors.sampler import Sampled, Sampler, SamplingFailed
 from actors.turnstile import Turnstile
 from envs.base import StepResult, ToolEnv
 from protocol.messages import Task
-from protocol.trajectory import NO_VERSION, TOKEN_FIELDS, Trajectory
+from protocol.trajectory import Trajectory
 from tools.base import ToolResult
 from tools.runner import blocking_calls
 from tools.threads import GivenUp, TooManyHung
@@ -32,7 +32,7 @@ ENV_TIMEOUT_S = 120.0
 
 
 class EpisodeFailed(Exception):
-    """The episode yields no trajectory. ``kind`` is what to count: environment | reward | sampling | tokens."""
+    """The episode yields no trajectory. ``kind`` is what to count: environment | agent | reward | sampling | tokens."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -84,7 +84,7 @@ async def run_episode(
     turnstile: passed before the first turn and after each answer of a server.
     Raises ``EpisodeFailed``.
     """
-    row = _Row()
+    row = Row()
     tool_calls: list[dict[str, Any]] = []
     process_reward = 0.0
     turnstile = turnstile or Turnstile()
@@ -114,7 +114,7 @@ async def run_episode(
                 {"turn": turn, "name": r.name, "latency_s": r.latency_s, "fault": r.fault} for r in result.tool_results
             ]
             on_turn(TurnReport(sampled, result.tool_results))
-            reward = _finite(result.reward, "the process reward")
+            reward = finite(result.reward, "the process reward")
             row.add_reward(reward)
             process_reward += reward
             if result.done:
@@ -131,7 +131,7 @@ async def run_episode(
             finish = "max_turns"
         if finish != "done":
             result = await _call(env.truncate)
-        outcome = _finite(result.info.get("outcome_reward"), "info['outcome_reward']")
+        outcome = finite(result.info.get("outcome_reward"), "info['outcome_reward']")
         row.add_reward(outcome)
         facts = {
             "task_id": task.task_id,
@@ -141,11 +141,11 @@ async def run_episode(
             "outcome_reward": outcome,
             "process_reward": process_reward,
             "metrics": {
-                str(name): _finite(value, f"metric {name!r}") for name, value in result.info.get("metrics", {}).items()
+                str(name): finite(value, f"metric {name!r}") for name, value in result.info.get("metrics", {}).items()
             },
             "tool_calls": tool_calls,
         }
-        return row.finish(terminated=finish == "done", facts=facts)
+        return finished([row], finish == "done", facts)
     except SamplingFailed as error:
         raise EpisodeFailed("sampling", str(error)) from error
     finally:
@@ -157,57 +157,15 @@ def request_seed(seed: int, turn: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {turn}".encode(), digest_size=4).digest()) >> 1
 
 
-class _Row:
-    """The growing trajectory, kept small: thousands of them wait for servers at the same time.
-
-    token_ids: all; logprobs, versions: of action tokens alone, which are those of ``turns``.
-    """
-
-    def __init__(self) -> None:
-        self.token_ids = array("i")
-        self.logprobs, self.versions = array("f"), array("i")
-        self.rewards: dict[int, float] = {}
-        self.turns: list[tuple[int, int]] = []
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    def add_context(self, ids: list[int]) -> None:
-        self.token_ids.extend(ids)
-
-    def add_turn(self, sampled: Sampled) -> None:
-        start = len(self)
-        self.token_ids.extend(sampled.ids)
-        self.logprobs.extend(sampled.logprobs)
-        self.versions.extend(sampled.versions)
-        self.turns.append((start, len(self)))
-
-    def add_reward(self, reward: float) -> None:
-        """On the last action token so far."""
-        at = self.turns[-1][1] - 1
-        self.rewards[at] = self.rewards.get(at, 0.0) + reward
-
-    def finish(self, terminated: bool, facts: dict[str, Any]) -> Trajectory:
-        arrays = {name: np.zeros(len(self), dtype) for name, dtype in TOKEN_FIELDS.items()}
-        arrays["token_ids"][:] = self.token_ids
-        for start, end in self.turns:
-            arrays["action_mask"][start:end] = 1
-        action = arrays["action_mask"].astype(bool)
-        arrays["behaviour_logprobs"][action] = self.logprobs
-        arrays["versions"][:] = NO_VERSION
-        arrays["versions"][action] = self.versions
-        for at, reward in self.rewards.items():
-            arrays["rewards"][at] = reward
-        turns = np.array(self.turns, np.int32).reshape(-1, 2)
-        trajectory = Trajectory(**arrays, turns=turns, terminated=terminated, facts=facts)
-        try:
-            trajectory.validate()
-        except ValueError as error:
-            raise EpisodeFailed("tokens", str(error)) from error
-        return trajectory
+def finished(rows: Sequence[Row], terminated: bool, facts: dict[str, Any]) -> Trajectory:
+    """The episode of these contexts. Raises ``EpisodeFailed``."""
+    try:
+        return assemble(rows, terminated, facts)
+    except ValueError as error:
+        raise EpisodeFailed("tokens", str(error)) from error
 
 
-def _finite(value: Any, what: str) -> float:
+def finite(value: Any, what: str) -> float:
     """Never read as 0: a reward that is missing, NaN or infinite fails the episode."""
     if not isinstance(value, int | float | np.number) or not math.isfinite(value):
         raise EpisodeFailed("reward", f"{what} is {value!r}, not a finite number")

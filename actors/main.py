@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 # Before numpy and faiss are imported: one query at a time needs no team of threads.
@@ -23,9 +23,14 @@ from actors.chat import ChatFormat, ChatFormatError
 from actors.episode import Limits
 from actors.link import Link, LinkError
 from actors.metrics import serve_metrics
+from actors.openai.endpoint import Endpoint
+from actors.openai.player import AgentPlayer
+from actors.openai.program import Agents
 from actors.pool import Pool
 from actors.sampler import Sampler
 from actors.wire import WireThread
+from configs.agent import AgentConfig
+from configs.logs import fail, setup_logging
 from configs.schema import ActorConfig, Config, EnvConfig, ModelConfig, SamplingConfig, Section
 from configs.section import NonNegative
 from envs.configured import prepare_tools, shutdown_tools
@@ -64,13 +69,17 @@ class ActorShare(Section):
     sampling: SamplingConfig
     actor: ActorConfig
     model: ModelConfig
+    agent: AgentConfig | None = None
     eval_temperature: NonNegative = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.env.max_turns, self.model.max_tokens, self.sampling.turn_tokens)
 
 
 def main(config: Config) -> int:
     """Run one actor of the learner at ``gateway.host:gateway.port``; the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # tells which instruction sets it lacks
+    setup_logging(config.log)
     address = f"tcp://{config.gateway.host}:{config.gateway.port}"
     actor_id = os.environ.get("ROLLWAY_ACTOR_ID") or f"{socket.gethostname()}-{os.getpid()}"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -81,11 +90,9 @@ def main(config: Config) -> int:
             runner.run(run_until_signal(address, actor_id, config.actor, keys, on_stats))
             return 0
         except LinkError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return LOST
+            return fail(error, LOST)
         except (KeysError, SetupError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return FATAL
+            return fail(error, FATAL)
 
 
 async def run_until_signal(
@@ -133,18 +140,34 @@ async def run_actor(
             share = ActorShare.model_validate(welcome.config)
             envs = {name: load_env(spec.path, spec.args) for name, spec in share.envs.items()}
             chat = ChatFormat.load(share.model.path, share.model.tool_format)
+            agents = Agents(share.agent) if share.agent else None
             await prepare_tools(envs.values())
             gc.freeze()  # what is there now stays: the collector need not walk through it again and again
         except (ChatFormatError, ValueError) as error:
             raise SetupError(str(error)) from error
-        async with Sampler(link, share.actor.request_timeout_s) as sampler:
+        async with (
+            Sampler(link, share.actor.request_timeout_s) as sampler,
+            _player(share, agents, chat, sampler) as agent,
+        ):
             log.info("%s joined run %s, ready after %.1f s", actor_id, welcome.run_id, time.monotonic() - started)
             try:
-                await _serve(link, share, envs, chat, sampler, on_stats)
+                await _serve(link, share, envs, chat, sampler, on_stats, agent)
             finally:
                 await shutdown_tools(envs.values())
     finally:
         await link.goodbye()
+
+
+@contextlib.asynccontextmanager
+async def _player(
+    share: ActorShare, agents: Agents | None, chat: ChatFormat, sampler: Sampler
+) -> AsyncIterator[AgentPlayer | None]:
+    """Who plays the run's own tasks where that is an agent of the user's."""
+    if agents is None:
+        yield None
+        return
+    async with agents, Endpoint() as endpoint:
+        yield AgentPlayer(share.agent, agents, endpoint, chat, sampler, share.limits)
 
 
 async def _serve(
@@ -154,6 +177,7 @@ async def _serve(
     chat: ChatFormat,
     sampler: Sampler,
     on_stats: OnStats = lambda stats: None,
+    agent: AgentPlayer | None = None,
 ) -> None:
     stats: dict[str, Any] = {}
     loop = asyncio.get_running_loop()
@@ -174,13 +198,14 @@ async def _serve(
         envs,
         chat,
         sampler,
-        Limits(share.env.max_turns, share.model.max_tokens, share.sampling.turn_tokens),
+        share.limits,
         share.sampling,
         share.actor.episode_retries,
         deliver=link.deliver,
         fail=link.fail,
         on_change=report_soon,
         eval_temperature=share.eval_temperature,
+        agent=agent,
     )
     stats_due = 0.0
     try:

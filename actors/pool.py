@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from actors.chat import ChatFormat
 from actors.episode import EpisodeFailed, Limits, Sampling, TurnReport, run_episode
+from actors.openai.player import AgentPlayer
 from actors.sampler import Sampler
 from actors.stats import Latencies, Rate, rss_mb
 from actors.turnstile import Turnstile
@@ -50,6 +52,7 @@ class Pool:
     episode has failed ``1 + retries`` times; the group is then dropped as a whole. Neither
     is called for a lease that was cancelled. on_change: called when ``held`` has become less.
     eval_temperature: of evaluation episodes, 0 being greedy; ``sampling`` is that of training.
+    agent: plays the run's own tasks, those of ``main``, where the configuration has one.
     """
 
     def __init__(
@@ -64,11 +67,12 @@ class Pool:
         fail: Callable[[str, str], Awaitable[None]],
         on_change: Callable[[], None] = lambda: None,
         eval_temperature: float = 0.0,
+        agent: AgentPlayer | None = None,
     ):
         self._envs, self._chat, self._sampler = envs, chat, sampler
         self._limits, self._sampling, self._retries = limits, sampling, retries
         self._deliver, self._fail, self._on_change = deliver, fail, on_change
-        self._eval_temperature = eval_temperature
+        self._eval_temperature, self._agent = eval_temperature, agent
         self._turnstile = Turnstile()
         self._held: dict[str, _Held] = {}
         self._counts: Counter[str] = Counter()
@@ -187,13 +191,9 @@ class Pool:
             held.oldest.pop(index, None)  # tokens of a failed attempt are trained on by nobody
             self._counts["in_flight"] += 1
             try:
-                trajectory = await run_episode(
-                    self._envs[lease.task.env](),
-                    self._chat,
-                    self._sampler,
+                trajectory = await self._play_one(lease.task.env)(
                     lease.task,
                     seed=lease.seed + index,
-                    limits=self._limits,
                     sampling=sampling,
                     key=f"{lease.lease_id}/{index}/{attempt}",
                     on_turn=lambda report: self._count(held, index, report),
@@ -210,6 +210,12 @@ class Pool:
                 attempt += 1
             finally:
                 self._counts["in_flight"] -= 1
+
+    def _play_one(self, env: str) -> Callable[..., Awaitable[Trajectory]]:
+        """Who plays the episodes of this environment: ``run_episode``, or the user's agent."""
+        if self._agent and env == "main":
+            return self._agent.play
+        return functools.partial(run_episode, self._envs[env](), self._chat, self._sampler, limits=self._limits)
 
     def _count(self, held: _Held, index: int, report: TurnReport) -> None:
         sampled = report.sampled

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from configs.agent import AgentConfig
 from configs.algorithm import AlgorithmConfig
 from configs.critic import CriticAdvantage, CriticConfig, critic_mistake
+from configs.lora import LoraConfig
 from configs.optimizer import OptimizerConfig
 from configs.retriever import RetrieverConfig
 from configs.section import NonNegative, Positive, Seconds, Section
@@ -41,6 +43,8 @@ class ModelConfig(Section):
     """How the model writes tool calls. auto: as its chat template shows them; Hermes where it shows none."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the learner."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the weights themselves; ``{}`` for its defaults, null for none."""
 
 
 class EnvConfig(Section):
@@ -119,9 +123,18 @@ class LearnerConfig(Section):
     zero_stage: Literal[0, 1, 2, 3] = 0
     optimizer: OptimizerConfig = OptimizerConfig()
     devices: list[int] = Field(default_factory=list)
-    """GPU ids of the learner's ranks; empty on CPUs."""
+    """GPU ids of the learner's ranks, on each of its hosts; empty on CPUs."""
     ranks: Positive = 1
-    """Processes that ``--role local`` starts for the learner, by the DeepSpeed launcher."""
+    """Processes of the learner, on all its hosts; more than one are started by the DeepSpeed launcher."""
+    hostfile: Path | None = None
+    """With ``--role learner``: DeepSpeed's hostfile (``HOST slots=N`` a line) of a learner on several hosts. The first
+    host has rank 0, and so the gateway; checkout, environment and ``run.dir`` are the same folders on all."""
+    node: int | None = Field(default=None, ge=0)
+    """This host's place in ``hostfile``, from 0: start its ranks only. Left out, all hosts are started by pdsh over ssh."""
+    master_address: str | None = None
+    """Where the ranks find rank 0; left out, by the name of the first host in ``hostfile``."""
+    master_port: int = Field(default=29500, ge=1, le=65535)
+    """Port of rank 0 where the ranks of a ``hostfile`` meet; on one machine a free one is taken."""
     cpu_threads: int = Field(default=0, ge=0)
     """Compute threads of a CPU learner; 0 leaves torch's default."""
 
@@ -213,6 +226,11 @@ class BaselineConfig(Section):
 
 
 class LogConfig(Section):
+    format: Literal["text", "json"] = "text"
+    """Form of a line in the logs of learner, actors and retriever: text, or an object with time, level, logger,
+    message and traceback."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of Rollway's own events that is logged. Libraries log from warning on, with debug from info on."""
     trajectories: int = Field(default=4, ge=0)
     """Readable trajectories kept of each step, and with any a group with its tokens in episodes.jsonl; 0 for none."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default=["tensorboard"])
@@ -238,6 +256,8 @@ class Config(Section):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     env: EnvConfig = EnvConfig()
+    agent: AgentConfig | None = None
+    """A program of yours that plays the episodes instead of ``env``, which then only names the tasks."""
     sampling: SamplingConfig = SamplingConfig()
     actor: ActorConfig = ActorConfig()
     server: ServerConfig = ServerConfig()
@@ -264,6 +284,8 @@ class Config(Section):
             raise ValueError(
                 f"learner.mini_batches ({self.learner.mini_batches}) must divide learner.groups ({self.learner.groups})"
             )
+        if mistake := _ranks_mistake(self.learner):
+            raise ValueError(mistake)
         if self.sampling.turn_tokens >= self.model.max_tokens:
             raise ValueError(
                 f"sampling.turn_tokens ({self.sampling.turn_tokens}) must be below model.max_tokens ({self.model.max_tokens})"
@@ -294,8 +316,27 @@ class Config(Section):
             raise ValueError(
                 "algorithm.dynamic_sampling needs staleness of at least 1: lock-step issues one batch a version and no more"
             )
+        if self.agent and self.agent.timeout_s >= self.gateway.lease_timeout_s:
+            raise ValueError(
+                f"agent.timeout_s ({self.agent.timeout_s:g}) must be below gateway.lease_timeout_s "
+                f"({self.gateway.lease_timeout_s:g}): no lease is held for longer"
+            )
+        if self.agent and self.eval.endpoint:
+            raise ValueError(
+                "eval.endpoint is asked by an environment of ours, and agent plays without one: leave out one of them"
+            )
         if mistake := critic_mistake(self.critic, self.algorithm.advantage, self.algorithm.correction, self.run.steps):
             raise ValueError(mistake)
         if isinstance(self.algorithm.advantage, CriticAdvantage) and self.critic is None:
             self.critic = CriticConfig()
         return self
+
+
+def _ranks_mistake(learner: LearnerConfig) -> str | None:
+    if learner.hostfile is None:
+        for name in ("node", "master_address"):
+            if (value := getattr(learner, name)) is not None:
+                return f"learner.{name}={value} is for a learner on several hosts: set learner.hostfile as well"
+        if learner.devices and learner.ranks > 1 and learner.ranks != len(learner.devices):
+            return f"learner.ranks ({learner.ranks}) must be the number of learner.devices ({len(learner.devices)})"
+    return None

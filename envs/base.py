@@ -38,7 +38,21 @@ class StepResult:
     tool_results: list[ToolResult] = field(default_factory=list)
 
 
-class ToolEnv(ABC):
+class TaskSource(ABC):
+    """Where tasks come from: all that the learner knows of an environment, and all that an agent needs of one."""
+
+    @classmethod  # noqa: B027
+    def setup(cls, **args: Any) -> None:
+        """Build what all episodes share. Called once a process with ``env.args`` of the config."""
+
+    @classmethod
+    @abstractmethod
+    def tasks(cls, split: str, dataset: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Task payloads of one data set ("train" or "eval" split), in a stable order.
+        Each is a msgpack-able dict with a unique ``id``. Called by the learner."""
+
+
+class ToolEnv(TaskSource):
     """Base of every environment. Class-level state (an index, a corpus) is shared by all
     episodes of a process and built once; instance state is one episode.
 
@@ -56,16 +70,6 @@ class ToolEnv(ABC):
     #: What all episodes of a process use, such as a tool that speaks to a service; set in ``setup``. Actors
     #: connect it before the first episode and let go of it after the last.
     shared: ClassVar[Sequence[Resource]] = ()
-
-    @classmethod  # noqa: B027
-    def setup(cls, **args: Any) -> None:
-        """Build what all episodes share. Called once a process with ``env.args`` of the config."""
-
-    @classmethod
-    @abstractmethod
-    def tasks(cls, split: str, dataset: str, limit: int | None = None) -> list[dict[str, Any]]:
-        """Task payloads of one data set ("train" or "eval" split), in a stable order.
-        Each is a msgpack-able dict with a unique ``id``. Called by the learner."""
 
     @abstractmethod
     async def reset(self, task: dict[str, Any], seed: int) -> list[Message]:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protocol.limits import Limits, TooMuch, check_shape
 from protocol.messages import PROTOCOL_VERSION, AnyMessage, GroupDone, Message
-from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory, check_episodes
+from protocol.trajectory import TOKEN_FIELDS, Group, Trajectory, check_episodes, check_segments
 
 Frame = bytes | memoryview
 
@@ -59,6 +59,7 @@ def encode(message: Message, group: Group | None = None) -> list[Frame]:
 def encode_group(actor_id: str, group: Group) -> list[Frame]:
     """The ``GroupDone`` of ``group`` with its arrays, as ``encode`` would make it."""
     trajectories = group.trajectories
+    rewritten = any(len(t.segments) > 1 for t in trajectories)
     try:
         message = GroupDone(
             actor_id=actor_id,
@@ -68,6 +69,7 @@ def encode_group(actor_id: str, group: Group) -> list[Frame]:
             turn_counts=[len(t.turns) for t in trajectories],
             terminated=[t.terminated for t in trajectories],
             facts=[t.facts for t in trajectories],
+            segments=[t.segments[1:].tolist() for t in trajectories] if rewritten else [],
         )
     except ValidationError as error:
         raise ProtocolError(_first(error)) from None
@@ -123,6 +125,8 @@ def _check_counts(message: GroupDone, most: int = MAX_GROUP_TOKENS) -> int:
     size = len(message.lengths)
     if not size or {len(message.turn_counts), len(message.terminated), len(message.facts)} != {size}:
         raise ProtocolError("group_done: lengths, turn_counts, terminated and facts want one entry a trajectory")
+    if message.segments and len(message.segments) != size:
+        raise ProtocolError("group_done: segments wants one entry a trajectory, or none")
     if min(message.lengths) < 1 or min(message.turn_counts) < 0:
         raise ProtocolError("group_done: a trajectory without tokens, or with a negative number of turns")
     tokens = sum(message.lengths)
@@ -141,6 +145,8 @@ def _join(group: Group) -> list[Frame]:
         turns = np.concatenate([t.turns for t in members])
         sizes = np.array([len(t) for t in members]), np.array([len(t.turns) for t in members])
         check_episodes(joined, turns, *sizes, [t.facts for t in members])
+        for member in members:
+            check_segments(member.segments[1:].tolist(), member.action_mask, member.turns)
     except ValueError as error:
         raise ProtocolError(f"lease {group.lease_id}: {error}") from None
     arrays = [*joined.values(), turns.astype(_TURNS, copy=False)]
@@ -161,11 +167,19 @@ def _cut(message: GroupDone, frames: Sequence[Frame], most: int) -> Group:
     spans = pairwise(accumulate(message.lengths, initial=0))
     turn_spans = pairwise(accumulate(message.turn_counts, initial=0))
     trajectories = []
-    for (start, end), (first, last), terminated, facts in zip(
-        spans, turn_spans, message.terminated, message.facts, strict=True
+    segments = message.segments or [[]] * len(message.lengths)
+    for (start, end), (first, last), terminated, facts, later in zip(
+        spans, turn_spans, message.terminated, message.facts, segments, strict=True
     ):
         fields = {name: array[start:end] for name, array in flat.items()}
-        trajectories.append(Trajectory(**fields, turns=turns[first:last], terminated=terminated, facts=facts))
+        member = Trajectory(**fields, turns=turns[first:last], terminated=terminated, facts=facts)
+        if later:
+            try:
+                check_segments(later, member.action_mask, member.turns)
+            except ValueError as error:
+                raise ProtocolError(str(error)) from None
+            member.segments = np.array([0, *later], _TURNS)
+        trajectories.append(member)
     return Group(message.lease_id, message.task_id, trajectories, frames)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: Raised whenever a change would make an old peer misread a new one.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -81,7 +81,10 @@ class Heartbeat(Message):
 
 
 class GroupDone(Message):
-    """A finished group; its arrays follow as raw frames. Resent until acknowledged."""
+    """A finished group; its arrays follow as raw frames. Resent until acknowledged.
+
+    ``segments``: for each trajectory where its segments after the first begin; empty where none has any.
+    """
 
     type: Literal["group_done"] = "group_done"
     actor_id: Id
@@ -91,6 +94,7 @@ class GroupDone(Message):
     turn_counts: list[int] = Field(max_length=4096)
     terminated: list[bool] = Field(max_length=4096)
     facts: list[dict[str, Any]] = Field(max_length=4096)
+    segments: list[list[int]] = Field(default_factory=list, max_length=4096)
 
 
 class GroupFailed(Message):

@@ -2,12 +2,16 @@
 
 A multi-turn episode is one row, not one row a turn. What was sampled is stored
 as it was sampled: nothing in here is ever decoded and encoded again.
+
+An agent that rewrites its history goes on from another context. The episode then has several
+*segments*, one after another: what was sampled in one of them saw the tokens of that one only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -69,6 +73,8 @@ class Trajectory:
     rewards: float32, process rewards on the last action token of the turn that
         earned them, the outcome reward on the last action token of the episode.
     turns: int32 [K, 2], half-open token spans of the K turns that the policy wrote.
+    segments: int32 [S], where each context begins: 0, and more where an agent rewrote its
+        history. Each begins with tokens that the policy did not write.
     terminated: True when the environment ended the episode; False when a limit
         cut it (a critic bootstraps the latter).
     facts: plain msgpack values: ``task_id``, ``dataset``, ``seed``, ``finish``
@@ -85,6 +91,7 @@ class Trajectory:
     turns: np.ndarray
     terminated: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
+    segments: np.ndarray = field(default_factory=lambda: np.zeros(1, "<i4"))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -94,6 +101,15 @@ class Trajectory:
         """Lowest policy version among the action tokens, ``NO_VERSION`` if there are none."""
         sampled = self.versions[self.action_mask.astype(bool)]
         return int(sampled.min()) if sampled.size else NO_VERSION
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest segment."""
+        return int(np.diff(self.segments, append=len(self)).max())
+
+    def by_segment(self, values: np.ndarray) -> list[np.ndarray]:
+        """Views of ``values`` [..., T], one a segment."""
+        return np.split(values, self.segments[1:], axis=-1)
 
     @property
     def total_reward(self) -> float:
@@ -113,6 +129,9 @@ class Trajectory:
         self.check_shapes()
         arrays = {name: getattr(self, name) for name in TOKEN_FIELDS}
         check_episodes(arrays, self.turns, np.array([len(self)]), np.array([len(self.turns)]), [self.facts])
+        if self.segments[0] != 0:
+            raise ValueError("trajectory.segments: the first one begins at 0")
+        check_segments(self.segments[1:].tolist(), self.action_mask, self.turns)
 
 
 def check_episodes(
@@ -150,6 +169,21 @@ def check_episodes(
         raise ValueError("trajectory.behaviour_logprobs: not a log-probability")
     if ((arrays["versions"] < 0) & action).any():
         raise ValueError("trajectory.versions: an action token without a version")
+
+
+def check_segments(later: list[int], action_mask: np.ndarray, turns: np.ndarray) -> None:
+    """Raise ``ValueError`` unless an episode can be cut before each token of ``later``.
+
+    later: where the segments after the first begin. The rest is the episode's own.
+    """
+    if not later:
+        return
+    if not all(a < b for a, b in pairwise([0, *later, len(action_mask)])):
+        raise ValueError("trajectory.segments: not in order, or outside the tokens of the episode")
+    if action_mask[later].any():
+        raise ValueError("trajectory.segments: one begins with a token that the policy wrote")
+    if any(((turns[:, 0] < start) & (start < turns[:, 1])).any() for start in later):
+        raise ValueError("trajectory.segments: one begins within a turn")
 
 
 @dataclass(slots=True)

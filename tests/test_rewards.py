@@ -96,7 +96,7 @@ def test_without_the_advantage_mask_tools_discount_and_receive():
 def test_which_tokens_each_mask_lets_in(loss, advantage):
     t = episode(1)
     (values,) = advantages([[t, episode(0)]], masks={"loss": loss, "advantage": advantage})
-    row = Row.of(t, values[0], version=3, mask_tools=loss)
+    [row] = Row.of(t, values[0], version=3, mask_tools=loss)
     assert row.loss_mask.tolist() == ([0, 1, 1, 0, 1, 1] if loss else [0, 1, 1, 1, 1, 1])
     assert bool(row.advantages[3]) == (not loss and not advantage)
     assert row.ages.tolist() == [0, 3, 3, 0, 3, 3]

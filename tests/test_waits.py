@@ -25,6 +25,10 @@ LISTED = {
         "asyncio.wait({work})": "the whole life of an actor; after a signal: pool 5 s, tools 5 s, link 6 s",
         "work.result()": "it is done",
     },
+    "actors/openai/program.py": {
+        "await work": "its caller waits for agent.timeout_s, and cancels it",
+        "process.wait()": "the same; its output has ended",
+    },
     "actors/pool.py": {"episode.result()": "it is done: the task group is over"},
     "actors/talk.py": {"await work": "asyncio.timeout around it"},
     "actors/turnstile.py": {"await ticket": "the next pass of the loop"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tools.base import Tool, ToolGroup
+from tools.importing import import_named
 
 #: Tools that come with Rollway. Anything else is ``module:Class``.
 SHORT_NAMES = {
@@ -106,17 +106,9 @@ def refuse_namesakes(tools: Iterable[Tool]) -> None:
 
 
 def _find(path: str) -> type[Tool] | type[ToolGroup]:
-    module_name, separator, class_name = SHORT_NAMES.get(path, path).partition(":")
-    if not (separator and module_name and class_name):
-        raise ValueError(f"tool {path!r}: write module:Class, or one of {', '.join(SHORT_NAMES)}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Only the module that was asked for: a missing import *inside* it is another fault, and shown as such.
-        if error.name and (module_name + ".").startswith(error.name + "."):
-            raise ValueError(f"tool {path!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from None
-        raise
-    cls = getattr(module, class_name, None)
+    path_of = SHORT_NAMES.get(path, path)
+    cls = import_named(path_of, f"tool {path!r}", f"Class, or one of {', '.join(SHORT_NAMES)}")
+    module_name, _, class_name = path_of.partition(":")
     if not (isinstance(cls, type) and issubclass(cls, Tool | ToolGroup)):
         raise ValueError(f"tool {path!r}: {class_name!r} is not a Tool or ToolGroup class of {module_name}")
     return cls

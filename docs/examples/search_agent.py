@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from envs.multihop import MultiHopQA
 from envs.scoring import exact_match
+from tools.search import SearchTool
 
 TOOLS: list[Any] = [
     {
@@ -57,7 +58,7 @@ async def answer(question: str, search: Callable[[str], str], client: AsyncOpenA
 
 async def run(task: dict[str, Any], base_url: str, api_key: str) -> str:
     """``agent.path``. task: of ``env.path``, here a question of the built-in world."""
-    tool = MultiHopQA.search_tool(task)
+    tool = SearchTool(MultiHopQA.search_tool(task).index, top_k=1)  # as the built-in policy knows it
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         return await answer(task["question"], lambda query: tool.execute(query)[0], client)
 

@@ -47,5 +47,6 @@ class Context:
 
 
 def response_mask(trajectory: Trajectory) -> np.ndarray:
-    """bool [T]: everything from the first action token on, tool and template tokens included."""
-    return np.maximum.accumulate(trajectory.action_mask).astype(bool)
+    """bool [T]: everything from a segment's first action token on, tool and template tokens included."""
+    parts = trajectory.by_segment(trajectory.action_mask)
+    return np.concatenate([np.maximum.accumulate(part) for part in parts]).astype(bool)

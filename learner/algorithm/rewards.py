@@ -41,7 +41,7 @@ def token_rewards(
         ]
         for i, trajectory in enumerate(group.trajectories):
             if config.overlong.buffer_tokens:
-                penalty = overlong_penalty(len(trajectory), max_tokens, config.overlong.buffer_tokens)
+                penalty = overlong_penalty(trajectory.longest_context, max_tokens, config.overlong.buffer_tokens)
                 rewards[i][last_action(trajectory)] -= config.overlong.penalty * penalty
             if reference_logprobs is not None:
                 behind = sampled_kl(trajectory, reference_logprobs[g][i], config.reference.estimator)

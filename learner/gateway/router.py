@@ -37,6 +37,7 @@ from protocol.messages import (
     Task,
 )
 from protocol.trajectory import Group, Trajectory
+from tools.progress import Pace
 
 __all__ = ["Gateway", "Interrupted", "StartError", "WaitTimeout"]
 
@@ -70,7 +71,8 @@ class Gateway:
 
     def __init__(self, config: Config, ledger: Ledger, run_id: str, welcome: dict[str, Any]) -> None:
         self._config = config.gateway
-        self._limits = Limits(tokens=config.learner.group_size * config.model.max_tokens)
+        contexts = config.agent.contexts if config.agent else 1
+        self._limits = Limits(tokens=config.learner.group_size * config.model.max_tokens * contexts)
         self._silence_s = max(_SILENCE_S, 2 * SILENT_BEATS * config.actor.heartbeat_s)
         self._tick_s = config.actor.heartbeat_s / 10
         self._ledger = ledger
@@ -155,9 +157,16 @@ class Gateway:
         A task that failed several times comes back as an episode without tokens and metrics,
         ``finish`` "failed". Raises ``WaitTimeout``.
         """
+        pace = Pace()
+
+        def attempt() -> list[Trajectory] | None:
+            if pace.due() and (progress := self._dispatcher.evaluation):
+                log.info("evaluation: %d of %d episodes", *progress)
+            return self._dispatcher.eval_results()
+
         with self._change():
             self._dispatcher.submit_eval(tasks, min_version)
-        return self._wait(self._dispatcher.eval_results, timeout_s, f"evaluation of {len(tasks)} tasks")
+        return self._wait(attempt, timeout_s, f"evaluation of {len(tasks)} tasks")
 
     def commit(self, step: int) -> None:
         """The groups taken since the last commit made version ``step``; ``set_version(step)`` has to follow."""
@@ -205,8 +214,12 @@ class Gateway:
             }
 
     def _run_section(self) -> dict[str, Any]:
-        run = self._sections["run"]
-        return {**run, "message": self._watchdog.message} if self._watchdog.message else run
+        run = dict(self._sections["run"])
+        if progress := self._dispatcher.evaluation:
+            run["evaluation"] = progress
+        if self._watchdog.message:
+            run["message"] = self._watchdog.message
+        return run
 
     def _watch_over(self, now: float) -> None:
         if now < self._watchdog_due:

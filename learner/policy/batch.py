@@ -1,13 +1,15 @@
 """What a training step needs of a trajectory, and its form on the way to the other ranks.
 
 Rank 0 alone talks to the actors. It turns finished groups into rows and broadcasts
-these; turns and facts stay behind, versions become ages.
+these; turns and facts stay behind, versions become ages. A segment of an episode is a row:
+attention must not cross from one context into another, and each fits into a micro-batch by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import msgpack
@@ -29,7 +31,7 @@ ROW_FIELDS: dict[str, np.dtype] = {
 
 @dataclass(slots=True)
 class Row:
-    """One episode for the loss. All arrays have shape [T]; dtypes as in ``ROW_FIELDS``.
+    """One segment of an episode, nearly always all of it, for the loss. Arrays of shape [T]; dtypes as in ``ROW_FIELDS``.
 
     action_mask: 1 on tokens that the policy sampled; elsewhere behaviour_logprobs is 0.
     loss_mask: 1 on tokens in the loss; the action mask, unless ``algorithm.masks.loss`` is off.
@@ -60,8 +62,8 @@ class Row:
         return bool(self.advantages.any())
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantages: np.ndarray, version: int = 0, mask_tools: bool = True) -> Row:
-        """version: the learner's. mask_tools: ``algorithm.masks.loss``.
+    def of(cls, trajectory: Trajectory, advantages: np.ndarray, version: int = 0, mask_tools: bool = True) -> list[Row]:
+        """The rows of an episode. version: the learner's. mask_tools: ``algorithm.masks.loss``.
 
         Raises ``ValueError`` where the advantages do not fit the trajectory.
         """
@@ -72,14 +74,15 @@ class Row:
             )
         action = trajectory.action_mask
         loss_mask = action if mask_tools else response_mask(trajectory).astype("u1")
-        return cls(
-            token_ids=trajectory.token_ids,
-            action_mask=action,
-            behaviour_logprobs=trajectory.behaviour_logprobs,
-            advantages=np.where(loss_mask, advantages, 0.0).astype(np.float32),
-            loss_mask=loss_mask,
-            ages=np.where(action, np.maximum(version - trajectory.versions, 0), 0).astype(np.int32),
+        arrays = (
+            trajectory.token_ids,
+            action,
+            trajectory.behaviour_logprobs,
+            np.where(loss_mask, advantages, 0.0).astype(np.float32),
+            loss_mask,
+            np.where(action, np.maximum(version - trajectory.versions, 0), 0).astype(np.int32),
         )
+        return [cls(*parts) for parts in zip(*map(trajectory.by_segment, arrays), strict=True)]
 
 
 def mini_batches(
@@ -91,11 +94,24 @@ def mini_batches(
     With fewer groups than parts the last lists are empty.
     """
     by_group = [
-        [Row.of(t, a, version, mask_tools) for t, a in zip(group.trajectories, values, strict=True)]
+        [row for t, a in zip(group.trajectories, values, strict=True) for row in Row.of(t, a, version, mask_tools)]
         for group, values in zip(groups, advantages, strict=True)
     ]
     bounds = np.linspace(0, len(by_group), parts + 1).round().astype(int)
     return [[row for rows in by_group[lo:hi] for row in rows] for lo, hi in pairwise(bounds)]
+
+
+def by_trajectory(trajectories: Sequence[Trajectory], by_row: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Per-token values of rows, by their place, as those of the trajectories that they are cut from, by theirs.
+
+    A trajectory of which a row is missing is left out.
+    """
+    found, rows = {}, count()
+    for place, trajectory in enumerate(trajectories):
+        parts = [by_row.get(next(rows)) for _ in trajectory.segments]
+        if all(part is not None for part in parts):
+            found[place] = np.concatenate(parts)
+    return found
 
 
 def encode(batches: list[list[Row]]) -> list[Any]:

@@ -56,12 +56,12 @@ class Transcriber:
 
 
 def segments(trajectory: Trajectory, decode: Decode) -> list[Segment]:
-    """The whole episode in order, cut where a turn begins or ends and where the action mask changes."""
+    """The whole episode in order, cut where a turn or a context begins or ends and where the action mask changes."""
     size, mask = len(trajectory), trajectory.action_mask.astype(bool)
     changes = np.flatnonzero(np.diff(mask)) + 1
-    cuts = sorted({0, size, *changes.tolist(), *trajectory.turns.reshape(-1).tolist()})
-    first = int(np.argmax(mask)) if mask.any() else size
-    return [_segment(trajectory, decode, start, stop, first) for start, stop in pairwise(cuts)]
+    contexts = trajectory.segments.tolist()
+    cuts = sorted({*contexts, size, *changes.tolist(), *trajectory.turns.reshape(-1).tolist()})
+    return [_segment(trajectory, decode, start, stop, start in contexts) for start, stop in pairwise(cuts)]
 
 
 def view(trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
@@ -119,9 +119,9 @@ def visible(text: str) -> str:
     )
 
 
-def _segment(trajectory: Trajectory, decode: Decode, start: int, stop: int, first: int) -> Segment:
+def _segment(trajectory: Trajectory, decode: Decode, start: int, stop: int, first: bool) -> Segment:
     sampled = bool(trajectory.action_mask[start])
-    role: Role = "policy" if sampled else "prompt" if start < first else "environment"
+    role: Role = "policy" if sampled else "prompt" if first else "environment"
     rewards = trajectory.rewards[start:stop]
     return Segment(
         role=role,
@@ -158,7 +158,12 @@ def _heading(part: Segment, turn: int) -> str:
 
 def _outcome(trajectory: Trajectory) -> str:
     facts = trajectory.facts
-    finish = {"done": "answered", "max_turns": "cut: no turns left", "length": "cut: no tokens left"}
+    finish = {
+        "done": "answered",
+        "max_turns": "cut: no turns left",
+        "length": "cut: no tokens left",
+        "error": "agent failed",
+    }
     parts = [finish.get(str(facts.get("finish")), str(facts.get("finish", "?")))]
     for name in ("outcome_reward", "process_reward"):
         if isinstance(facts.get(name), (int, float)):

@@ -46,12 +46,20 @@ class ToolFormat(ABC):
             return calls
         return [self._problem(Malformed("it is part of your thinking, which has to be closed before it"))]
 
+    def before_calls(self, text: str) -> str:
+        """The turn up to where its first call opens, or all of it."""
+        return text[: self._start(text)]
+
     @abstractmethod
     def render(self, calls: Sequence[ToolCall]) -> str:
         """The calls as a model of this format writes them; ``parse`` gives them back.
 
         Raises ``ValueError`` for names and values that the format has no way to write.
         """
+
+    @abstractmethod
+    def _start(self, text: str) -> int | None:
+        """Where the first call opens, readable or not; None where there is none."""
 
     @abstractmethod
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:

@@ -24,6 +24,9 @@ class Hermes(ToolFormat):
             f"{OPEN}\n{write_json({'name': call.name, 'arguments': call.arguments})}\n{CLOSE}" for call in calls
         )
 
+    def _start(self, text: str) -> int | None:
+        return found.start() if (found := find(_OPENING, text)) else None
+
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:
         calls, at = [], 0
         while opened := find(_OPENING, text, at):

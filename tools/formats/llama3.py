@@ -26,9 +26,15 @@ class Llama3(ToolFormat):
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "; ".join(write_json({"name": call.name, "parameters": call.arguments}) for call in calls)
 
+    def _start(self, text: str) -> int | None:
+        bare = after_thinking(text)
+        if text.startswith("{", bare):
+            return bare
+        return tag.start() if (tag := find(_TAG, text)) else None
+
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:
         calls = []
-        at: int | None = _start(text)
+        at: int | None = _content(text)
         while at is not None:
             try:
                 value, end = read_json(text, at)
@@ -50,7 +56,7 @@ def _arguments_key(value: Any) -> str:
     )
 
 
-def _start(text: str) -> int | None:
+def _content(text: str) -> int | None:
     """Where the first call begins: after the tag, or where a turn begins to speak with a brace."""
     bare = after_thinking(text)
     if text.startswith("{", bare):

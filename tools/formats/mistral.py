@@ -32,6 +32,9 @@ class Mistral(ToolFormat):
         ]
         return TAG + write_json(items)
 
+    def _start(self, text: str) -> int | None:
+        return found.start() if (found := find(_TAG, text)) else None
+
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:
         calls, at = [], 0
         while tag := find(_TAG, text, at):

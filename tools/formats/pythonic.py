@@ -34,6 +34,11 @@ class Pythonic(ToolFormat):
     def render(self, calls: Sequence[ToolCall]) -> str:
         return f"[{', '.join(_render(call) for call in calls)}]"
 
+    def _start(self, text: str) -> int | None:
+        if _BARE.match(text, bare := after_thinking(text)):
+            return bare
+        return tag.start() if (tag := find(_TAG, text)) else None
+
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:
         if _BARE.match(text, start := after_thinking(text)):
             return self._list(text[start : text.rfind("]") + 1 or len(text)], cut)

@@ -49,6 +49,9 @@ class QwenXml(ToolFormat):
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(_render(call) for call in calls)
 
+    def _start(self, text: str) -> int | None:
+        return found.start() if (found := find(_OPENING, text)) else None
+
     def _read(self, text: str, tools: Sequence[Tool], cut: bool) -> list[ToolCall]:
         calls, at = [], 0
         while opened := find(_OPENING, text, at):

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint for each episode: agents that exist already are trained as they are."""
