@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import signal
+import logging
 import sys
 import time
+from typing import Any
 
 from rich.console import Console
 
+from configs.logs import setup_logging
 from configs.schema import Config
 from learner.dashboard import DashboardClient, LearnerRefused, LearnerSilent, learner_of, open_view
 from learner.evaluate import check_environments
+from learner.run.announce import announcement
 from learner.run.folder import RunFolder, RunFolderError
 from learner.run.summary import summary_table
 from learner.servers.cluster import Cluster, StartError
 from learner.servers.serving import ServerError
+from learner.stopping import STOPPED, StopSignals
 from protocol.keys import KeysError
 
 __all__ = ["Cluster", "StartError", "main"]
 
-#: Exit code of a run that a person stopped.
-STOPPED = 130
+log = logging.getLogger("rollway.local")
+
 POLL_S = 0.5
 #: How long a learner that was asked to stop may be silent; one that answers is finishing its step or saving.
 SILENT_S = 5.0
@@ -32,22 +36,29 @@ TELL_S = 10.0
 
 def main(config: Config) -> int:
     """Exit codes: 0 the run is complete, 130 stopped by a person, 1 something could not be had."""
+    if config.learner.hostfile:
+        return _fail("learner.hostfile is for --role learner: local is one machine (docs/scale-out.md)")
     console = Console()
-    signals = _Signals()
+    signals = StopSignals()
     try:
         check_environments(config)
         folder = RunFolder.open(config, move_aside=True)
     except (RunFolderError, ValueError) as error:
         return _fail(str(error))
+    # The screen is the dashboard's: what happened in the night is in a file.
+    setup_logging(config.log, logging.FileHandler(folder.log_path("local"), encoding="utf-8"))
     cluster = Cluster(config, folder.logs)
     code = 1
     try:
-        _announce(console, config, folder)
+        for line in (*folder.notes, *announcement(config, folder, local=True)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            log.info("%s", line)
         cluster.start_servers()
         cluster.start_learner()
         cluster.start_actors()
         code = _watch(config, cluster, console, signals)
     except (StartError, ServerError, KeysError) as error:
+        log.error("%s", error)
         return _fail(str(error))
     finally:
         cluster.stop(hurry=lambda: signals.count >= 2)
@@ -62,7 +73,7 @@ def main(config: Config) -> int:
     return code
 
 
-def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals) -> int:
+def _watch(config: Config, cluster: Cluster, console: Console, signals: StopSignals) -> int:
     """Show the run until the learner is through; mend what dies; obey Ctrl-C."""
     learner = cluster.children["learner"]
     snapshot: dict = {"run": {"phase": "start", "steps": config.run.steps, "started_at": time.time()}}
@@ -79,11 +90,14 @@ def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals
             if (signals.count or not stay) and not asked_at:
                 asked_at = heard_at = now
                 note = "stopping: the learner finishes its step and saves; Ctrl-C again stops at once"
-                learner.process.terminate()
+                log.info("asked to stop")
+                cluster.ask_learner_to_stop()
             if asked_at and (learner.exit_code is not None or now - heard_at > SILENT_S or now - asked_at > SAVE_S):
                 break
             if not asked_at:
                 events = cluster.revive()
+                for event in events:
+                    log.warning("%s", event)
                 note = events[-1] if events else note
             silence = ""
             try:
@@ -94,33 +108,16 @@ def _watch(config: Config, cluster: Cluster, console: Console, signals: _Signals
                 silent = time.monotonic() - max(heard_at, learner.started_at)
                 if silent > TELL_S and not asked_at:
                     silence = f"the learner has not answered for {silent:.0f} s: see {learner.log_path}"
-            view.update(snapshot, silence or note)
+            view.update(_with_server_log(snapshot, cluster), silence or note)
     return STOPPED if asked_at else 0
 
 
-def _announce(console: Console, config: Config, folder: RunFolder) -> None:
-    for line in folder.notes:
-        console.print(line, highlight=False)
-    servers = len(config.server.urls) or config.server.count
-    console.print(
-        f"starting {servers} vLLM server(s), the learner and {config.actor.count} actor(s); "
-        f"the server needs about half a minute · run folder {folder.path} · logs {folder.logs}",
-        highlight=False,
-    )
+def _with_server_log(snapshot: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """While the run starts, what the server that is waited for does: its log is on this machine."""
+    run = snapshot["run"]
+    return snapshot | {"run": run | {"server_says": cluster.newest_line()}} if run.get("phase") == "start" else snapshot
 
 
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 1
-
-
-class _Signals:
-    """Counts Ctrl-C and SIGTERM, so that the order of the end is ours."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, *_: object) -> None:
-        self.count += 1

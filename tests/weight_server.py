@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import torch
 
 from learner.weights.buckets import TensorSpec, plan_buckets, unflatten
-from learner.weights.group import GlooGroup, find_store
+from learner.weights.group import GlooGroup, find_store, local_address
 
 
 class StandIn:
-    """The weight routes of a server with one worker, whose model is a dict of tensors."""
+    """The weight routes of a server with one worker, whose model is a dict of tensors; on a free port unless told."""
 
-    def __init__(self):
+    def __init__(self, host: str = "127.0.0.1", port: int = 0):
         self.calls: list[str] = []
         self.fail_on: dict[str, int] = {}
         self.slow: dict[str, float] = {}
@@ -64,8 +64,8 @@ class StandIn:
             def log_message(self, *args):
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.http = ThreadingHTTPServer((host, port), Handler)
+        self.url = f"http://{host}:{self.http.server_port}"
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
@@ -89,7 +89,8 @@ class StandIn:
         if path == "/init_weight_transfer_engine":
             info = body["init_info"]
             store = find_store(info["master_address"], info["master_port"], info["timeout_s"])
-            self.group = GlooGroup(store, "127.0.0.1", info["rank_offset"], info["world_size"], info["timeout_s"])
+            address = local_address(info["master_address"])
+            self.group = GlooGroup(store, address, info["rank_offset"], info["world_size"], info["timeout_s"])
         elif path == "/pause":
             self.paused = True
         elif path == "/resume":

@@ -7,7 +7,6 @@ episodes, far longer than a collective of the training step may take.
 
 from __future__ import annotations
 
-import logging
 import os
 from datetime import timedelta
 from typing import Any, Protocol
@@ -15,7 +14,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from configs.logs import adopt_libraries
 from learner.policy.batch import pack_message, unpack_message
+from learner.policy.meeting import meet
 
 #: Longest wait inside a training step for the other ranks, seconds.
 COLLECTIVE_TIMEOUT_S = 600.0
@@ -24,14 +25,15 @@ COLLECTIVE_TIMEOUT_S = 600.0
 def init_distributed(device: torch.device) -> None:
     """Join the process group of the launcher, or make one of a single process.
 
-    Every later collective fails after ``COLLECTIVE_TIMEOUT_S``.
+    Every later collective fails after ``COLLECTIVE_TIMEOUT_S``. Raises ``RanksMissing`` where ranks
+    do not come, ``LaunchError`` where rank 0 cannot listen.
     """
     if dist.is_initialized():
         return
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    adopt_libraries()
     # Its shared-memory collectives for CPU ranks would be compiled here, for a minute and with ninja; gloo serves.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -40,6 +42,8 @@ def init_distributed(device: torch.device) -> None:
         # No launcher: a group of one, without a port and without variables that child processes inherit.
         os.environ.setdefault("LOCAL_RANK", "0")
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    elif "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun has a meeting point of its own
+        meet(backend, COLLECTIVE_TIMEOUT_S)
     deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
@@ -9,7 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from configs.schema import Config
+from learner.launch import leader
+from learner.servers.causes import bare
 from learner.servers.probe import wait_healthy
 from learner.servers.processes import Child, terminate
 from learner.servers.serving import ServerError, check_address, check_model, check_port, server_command, server_urls
@@ -64,31 +69,43 @@ class Cluster:
             self._start(f"actor-{index}", self._role("actor"), {"ROLLWAY_ACTOR_ID": f"actor-{index}"})
 
     def start_learner(self) -> None:
-        ranks = self.config.learner.ranks
-        argv = self._role("learner")
-        if ranks > 1:
-            devices = self.config.learner.devices
-            where = (
-                ["--include", f"localhost:{','.join(map(str, devices))}"]
-                if devices
-                else ["--num_accelerators", str(ranks)]
-            )
-            argv = [sys.executable, "-m", "deepspeed.launcher.runner", *where, *argv[1:]]
-        check_port(self.config.gateway.host, self.config.gateway.port)
-        self._start("learner", argv, {})
+        check_port(self.config.gateway.host, self.config.gateway.port, "gateway")
+        self._start("learner", self._role("learner"), {})
+
+    def ask_learner_to_stop(self) -> None:
+        """To finish its step, save and leave; nothing where it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leader(self.children["learner"].process.pid).terminate()
 
     def wait_for_servers(self, say: Callable[[str], None]) -> list[str]:
-        """Base URLs once all are healthy. A server that exits meanwhile is reported at once."""
+        """Base URLs once all are healthy. A server that exits meanwhile is reported at once.
+
+        say: called four times a second with what is waited for and the newest line of its log;
+        what it raises ends the wait.
+        """
+
+        def with_log(text: str) -> None:
+            line = self.newest_line()
+            say(f"{text} · its log: {line}" if line else text)
+
         urls = server_urls(self.config)
         for index, url in enumerate(urls):
             child = self.children.get(f"server-{index}")
             alive = (lambda child=child: child.exit_code is None) if child else None
             try:
-                wait_healthy(url, self.config.server.start_timeout_s, alive, say)
+                wait_healthy(url, self.config.server.start_timeout_s, alive, with_log)
             except ServerError as error:
-                words = f"; its last words: {child.last_words()}" if child else ""
+                words = f": {child.last_words()} (log {child.log_path})" if child else ""
                 raise StartError(f"{error}{words}") from None
         return urls
+
+    def newest_line(self) -> str:
+        """The last line in the log of the first server that does not listen yet; empty where all do, or none is ours."""
+        for index in range(self.config.server.count):
+            server = self.children.get(f"server-{index}")
+            if server and not _listens(self.config.server.host, self.config.server.port + index):
+                return bare((server.last_lines(1) or [""])[-1])
+        return ""
 
     def saw(self, snapshot: dict[str, Any]) -> None:
         """Note in the learner's newest snapshot which processes have been of use, and end a server that hangs for good.
