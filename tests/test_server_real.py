@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import requests
@@ -18,7 +19,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from configs.lora import LoraConfig
 from configs.schema import Config
+from learner.policy.model import PolicyModel, load_policy, named_weights
 from learner.servers.probe import server_metrics, wait_healthy
 from learner.servers.processes import Child, terminate
 from learner.servers.serving import (
@@ -186,6 +189,30 @@ def test_verification_finds_one_changed_bit(url, pusher, policies, name, reporte
     wrong = compare(ServerControl(url, Deadline(30)), Weights(changed, 1, 1 << 20), digests, Deadline(30))
     assert f"{reported}: differs from the learner's" in wrong
     assert len(wrong) == (2 if "embed" in name else 1)
+
+
+def test_merged_adapters_are_the_servers_weights_bit_for_bit(url, pusher, model_folder):
+    pytest.importorskip("peft", reason="peft is not installed here: run make test")
+    lm = load_policy(model_folder, lora=LoraConfig(rank=4))
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.1)
+    assert pusher.push([(name, tensor.clone()) for name, tensor in named_weights(lm)], 5).errors() == {}
+    choice = generate(url, prompt(9), 30)
+    ids = np.array(prompt(9) + choice["token_ids"], np.int64)
+    sampled = np.arange(len(ids)) >= 40
+    packed = {"token_ids": ids, "position_ids": np.arange(len(ids)), "action_mask": sampled,
+              "cu_seqlens": np.array([0, len(ids)], np.int32)}  # fmt: skip
+    with torch.no_grad():
+        logprobs, _ = PolicyModel(lm)(
+            **{name: torch.from_numpy(array) for name, array in packed.items()}, longest=len(ids), temperature=1.0
+        )
+    difference = (sampled_logprobs(choice) - logprobs[40:]).abs()
+    print(
+        f"\nlearner with adapters, server with the sum: mean |Δ log π| {difference.mean():.1e}, max {difference.max():.1e}"
+    )
+    assert difference.mean() <= 1e-4
 
 
 def test_generation_across_a_push_has_both_versions_and_exact_logprobs(url, pusher, policies):

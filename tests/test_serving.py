@@ -136,9 +136,8 @@ def web():
     http.server_close()
 
 
-def test_slow_is_not_dead_and_dead_is_told_at_once(web, monkeypatch):
+def test_slow_is_not_dead_and_dead_is_told_at_once(web):
     url, answers = web
-    monkeypatch.setattr("learner.servers.probe._SAY_S", 0.1)
     answers |= {"/health": (503, ""), "/weight_info": (200, "{}")}
     said: list[str] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,22 +37,20 @@ def model_folder(path: str, scratch: Path) -> str:
 def _convert(checkpoint: Path, scratch: Path) -> Path:
     """The policy in a whole checkpoint as a Hugging Face folder; its tokenizer is that of the run's ``model.path``."""
     # Only here: torch and DeepSpeed take seconds, and most evaluations need neither.
-    from learner.policy.engine import TOKENIZER_FILES
-    from learner.policy.model import PolicyModel, load_policy, resolve_model
+    from configs.lora import LoraConfig
+    from learner.policy.model import PolicyModel, load_policy, named_weights, resolve_model, save_model
 
     model = yaml.safe_load((checkpoint.parents[1] / "config.yaml").read_text(encoding="utf-8"))["model"]
     source, target = resolve_model(model["path"]), scratch / checkpoint.name
-    policy = PolicyModel(load_policy(source, model["dtype"]))
+    lora = LoraConfig.model_validate(model["lora"]) if model.get("lora") else None
+    policy = PolicyModel(load_policy(source, model["dtype"], lora))
     weights = _weights(checkpoint / "engine")
-    if missing := [name for name, _ in policy.named_parameters() if name not in weights]:
+    if missing := [name for name, p in policy.named_parameters() if p.requires_grad and name not in weights]:
         raise ValueError(
             f"model.path: {checkpoint} lacks {', '.join(missing[:3])}: not a checkpoint of {model['path']}"
         )
     policy.load_state_dict(weights, strict=False)  # a tied head may come under one name or under both
-    policy.lm.save_pretrained(target)
-    for pattern in TOKENIZER_FILES:
-        for file in source.glob(pattern):
-            shutil.copyfile(file, target / file.name)
+    save_model(policy.lm, source, target, dict(named_weights(policy.lm)))
     return target
 
 

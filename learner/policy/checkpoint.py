@@ -26,7 +26,7 @@ def save_checkpoint(
     if critic:
         critic.save_state(aside)
     layout = {"step": step, "ranks": engine.ranks.size, "zero_stage": engine.cfg.learner.zero_stage}
-    checkpoints.seal(aside, layout | {"critic": critic is not None, "extra": extra})
+    checkpoints.seal(aside, layout | {"critic": critic is not None, "lora": _lora(engine), "extra": extra})
     checkpoints.place(aside, root, step)
     return checkpoints.prune(root, keep)
 
@@ -47,8 +47,8 @@ def load_checkpoint(engine: PolicyEngine, root: Path, critic: Critic | None = No
 def restore(engine: PolicyEngine, folder: Path, critic: Critic | None = None) -> dict[str, Any]:
     """Bring policy and critic to the checkpoint in ``folder``; returns its state.
 
-    Raises ``ValueError`` when it was written by another number of ranks or ZeRO stage, or
-    with a critic where there is none now or the other way round.
+    Raises ``ValueError`` when it was written by another number of ranks or ZeRO stage,
+    with a critic where there is none now or the other way round, or with other adapters.
     """
     state = json.loads((folder / checkpoints.STATE).read_text(encoding="utf-8"))
     here = (engine.ranks.size, engine.cfg.learner.zero_stage)
@@ -62,7 +62,18 @@ def restore(engine: PolicyEngine, folder: Path, critic: Critic | None = None) ->
             f"{folder} holds {'a' if critic is None else 'no'} critic and this run has {'none' if critic is None else 'one'}: "
             f"set algorithm.advantage.type as it was, or start with another run.dir"
         )
+    if state.get("lora") != _lora(engine):
+        raise ValueError(
+            f"{folder} was written with model.lora={state.get('lora')} and this run has {_lora(engine)}: adapters fit "
+            "only each other and the model under them; set model.lora and model.path as they were"
+        )
     engine.load_state(folder)
     if critic:
         critic.load_state(folder)
     return state
+
+
+def _lora(engine: PolicyEngine) -> dict[str, Any] | None:
+    """What adapters in a checkpoint fit: the options and the model under them, which is not in it."""
+    model = engine.cfg.model
+    return model.lora.model_dump() | {"base": model.path} if model.lora else None

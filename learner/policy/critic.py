@@ -20,7 +20,7 @@ from configs.schema import Config
 from learner.algorithm.context import PerToken
 from learner.algorithm.reduction import masked_sum
 from learner.algorithm.returns import clipped_value_loss, explained_variance
-from learner.policy.batch import Row, decode, encode, mini_batches
+from learner.policy.batch import Row, by_trajectory, decode, encode, mini_batches
 from learner.policy.engine import PolicyEngine
 from learner.policy.model import load_policy, resolve_model
 from learner.policy.packing import MicroBatch, pack
@@ -67,7 +67,8 @@ class Critic:
         """V of the state after each token under the current weights: float32 [T] of each trajectory of each group."""
         [rows] = _rows(groups, 1)
         self._ranks.tell("values", to="critic", batches=encode([rows]))
-        found = iter(self._values(rows))
+        every = [t for group in groups for t in group.trajectories]
+        found = iter(by_trajectory(every, dict(enumerate(self._values(rows)))).values())
         return [[next(found) for _ in group.trajectories] for group in groups]
 
     def update(self, groups: list[Group], values: PerToken, targets: PerToken, masks: PerToken) -> dict[str, float]:
@@ -77,9 +78,10 @@ class Critic:
         of the state *before* each token should have been, and where that counts for the loss.
         """
         lessons = [
-            _lesson(*episode)
-            for group in zip(values, targets, masks, strict=True)
-            for episode in zip(*group, strict=True)
+            _lesson(*segment)
+            for group, *judged in zip(groups, values, targets, masks, strict=True)
+            for t, *episode in zip(group.trajectories, *judged, strict=True)
+            for segment in zip(*map(t.by_segment, episode), strict=True)
         ]
         batches = _rows(groups, self._cfg.learner.mini_batches)
         self._ranks.tell("update", to="critic", batches=encode(batches), lessons=[one.tobytes() for one in lessons])

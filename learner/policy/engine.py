@@ -7,7 +7,6 @@ Rank 0 calls ``update``, ``score``, ``parameters``, ``export``, ``save_state`` a
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
@@ -21,8 +20,9 @@ from torch import Tensor
 from configs.schema import Config
 from learner.algorithm.objective import Scored, objective
 from learner.algorithm.reduction import Tokens, Totals
-from learner.policy.batch import Row, decode, encode, mini_batches
-from learner.policy.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model
+from learner.policy.batch import Row, by_trajectory, decode, encode, mini_batches
+from learner.policy.lora import whole_weights
+from learner.policy.model import PolicyModel, inputs_of, load_policy, named_weights, resolve_model, save_model
 from learner.policy.packing import MicroBatch
 from learner.policy.ranks import COLLECTIVE_TIMEOUT_S, Follower, Ranks, init_distributed
 from learner.policy.scoring import score_rows
@@ -31,10 +31,6 @@ from learner.policy.stats import Stats
 from learner.policy.step import Step, plan
 from learner.run.durable import fresh_folder_beside, replace_folder
 from protocol.trajectory import Group, Trajectory
-
-#: Files of a model folder that are not weights; an export takes them along byte for byte.
-TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json",
-                   "vocab.*", "merges.txt", "generation_config.json")  # fmt: skip
 
 
 class PolicyEngine:
@@ -55,7 +51,7 @@ class PolicyEngine:
             torch.set_num_threads(cfg.learner.cpu_threads)
         torch.manual_seed(cfg.run.seed)
         self._source = resolve_model(cfg.model.path)
-        lm = load_policy(self._source, cfg.model.dtype)
+        lm = load_policy(self._source, cfg.model.dtype, cfg.model.lora)
         if cfg.model.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         init_distributed(self.device)
@@ -66,7 +62,8 @@ class PolicyEngine:
         self.ranks = Ranks(cfg.gateway.batch_timeout_s + cfg.server.start_timeout_s + COLLECTIVE_TIMEOUT_S)
         self._ds = zero.ZeroModel(PolicyModel(lm), cfg, cfg.learner.optimizer)
         self.lm = lm
-        #: Of the last update, as far as this rank had them: place in the batch → log π_prox, float32 [T].
+        #: Of the last update, as far as this rank had them: place in the batch → log π_prox, float32 [T]. Of
+        #: trajectories on rank 0, of rows on the others.
         self.proximal: dict[int, np.ndarray] = {}
         self._reference = None
         if cfg.algorithm.reference.coefficient > 0:
@@ -96,7 +93,9 @@ class PolicyEngine:
         batches = mini_batches(groups, advantages, self.cfg.learner.mini_batches, version, mask_tools)
         self.ranks.tell("update", batches=encode(batches))
         silent = sum(not any(a.any() for a in values) for values in advantages)
-        return self._update(batches) | {"zero_signal_groups": float(silent)}
+        metrics = self._update(batches)
+        self.proximal = by_trajectory([t for group in groups for t in group.trajectories], self.proximal)
+        return metrics | {"zero_signal_groups": float(silent)}
 
     def score(self, trajectories: list[Trajectory], temperature: float, reference: bool = False) -> list[np.ndarray]:
         """log π of each action token under the current weights: float32 [T] each, 0 elsewhere.
@@ -105,15 +104,17 @@ class PolicyEngine:
         that is what the servers report log-probabilities of). reference: log π_ref instead,
         which takes ``algorithm.reference.coefficient`` above 0.
         """
-        rows = [Row.of(t, np.zeros(len(t), np.float32)) for t in trajectories]
+        rows = [row for t in trajectories for row in Row.of(t, np.zeros(len(t), np.float32))]
         self.ranks.tell("score", batches=encode([rows]), temperature=temperature, reference=reference)
-        return self._score(rows, temperature, reference)
+        found = enumerate(self._score(rows, temperature, reference))
+        return list(by_trajectory(trajectories, dict(found)).values())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of each parameter, in model dtype on ``device``.
 
         Names as ``save_pretrained`` and vLLM's ``load_weights`` know them; a tied head
-        is not repeated. Below ZeRO-3 the tensors are the live ones: copy, do not keep.
+        is not repeated, and adapters are merged. Below ZeRO-3 the tensors are the live ones:
+        copy, do not keep.
         """
         if self.cfg.learner.zero_stage < 3:
             yield from named_weights(self.lm)
@@ -130,10 +131,7 @@ class PolicyEngine:
         target = Path(folder)
         aside = fresh_folder_beside(target)
         weights = {name: tensor.cpu() for name, tensor in self.parameters()}
-        self.lm.save_pretrained(aside, state_dict=weights)
-        for pattern in TOKENIZER_FILES:
-            for file in self._source.glob(pattern):
-                shutil.copyfile(file, aside / file.name)
+        save_model(self.lm, self._source, aside, weights)
         replace_folder(aside, target)
         return target
 
@@ -271,15 +269,15 @@ class PolicyEngine:
         """All ranks walk through it together, also past a consumer that gave up half way."""
         import deepspeed
 
-        waiting = iter(list(self.lm.named_parameters()))
+        waiting = iter(list(whole_weights(self.lm)))
         try:
-            for name, parameter in waiting:
-                with deepspeed.zero.GatheredParameters([parameter]):
-                    whole = parameter.detach().clone()
-                yield name, whole
+            for weight in waiting:
+                with deepspeed.zero.GatheredParameters(weight.parts):
+                    whole = weight.whole().clone()
+                yield weight.name, whole
         finally:
-            for _, parameter in waiting:
-                with deepspeed.zero.GatheredParameters([parameter]):
+            for weight in waiting:
+                with deepspeed.zero.GatheredParameters(weight.parts):
                     pass
 
     def _save(self, folder: Path) -> None:

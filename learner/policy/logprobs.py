@@ -58,7 +58,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs: Tensor | None, grad_entropy: Tensor | None):
         hidden, weight, targets, log_z, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        trained = ctx.needs_input_grad[1]  # not under adapters
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         if grad_logprobs is None:
             grad_logprobs = torch.zeros(len(targets), device=hidden.device)
         for a in range(0, len(targets), ctx.chunk):
@@ -79,8 +80,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             torch.mm(grad, weight, out=grad_hidden[part])
             grad_hidden[part] *= scale
-            _add_mm(grad_weight, grad.T, (hidden[part] * scale).to(hidden.dtype))
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+            if trained:
+                _add_mm(grad_weight, grad.T, (hidden[part] * scale).to(hidden.dtype))
+        return grad_hidden, grad_weight.to(weight.dtype) if trained else None, None, None, None
 
 
 def _add_mm(total: Tensor, a: Tensor, b: Tensor) -> None:

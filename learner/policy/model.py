@@ -7,7 +7,8 @@ transformers hands through to the attention implementation registered here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,16 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
+from configs.lora import LoraConfig
+from configs.pretrained import how_to_get
 from learner.policy.logprobs import LogprobHead
+from learner.policy.lora import add_adapters, whole_weights
 from learner.policy.packing import MicroBatch
 
 ATTENTION = "rollway_packed"
+#: Files of a model folder that are not weights; an export takes them along byte for byte.
+TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json",
+                   "vocab.*", "merges.txt", "generation_config.json")  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -116,12 +123,13 @@ def inputs_of(batch: MicroBatch, device: torch.device, temperature: float) -> di
     return {**tensors, "longest": batch.longest, "temperature": temperature}
 
 
-def load_policy(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
+def load_policy(path: str | Path, dtype: str = "float32", lora: LoraConfig | None = None) -> PreTrainedModel:
     """The causal LM in ``path``, in training mode, without dropout, with packed attention.
 
-    dtype: ``float32`` or ``bfloat16``. Raises ``FileNotFoundError`` if there is no such
-    model and ``ValueError`` if its logits are more than its head on its last hidden
-    states (scaled or capped logits), which the learner would get wrong.
+    dtype: ``float32`` or ``bfloat16``. lora: gives it adapters, which alone are trained then.
+    Raises ``FileNotFoundError`` if there is no such model and ``ValueError`` if its logits
+    are more than its head on its last hidden states (scaled or capped logits), which the
+    learner would get wrong, or if the adapters do not fit it.
     """
     folder = resolve_model(path)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
@@ -129,13 +137,26 @@ def load_policy(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     _check_head(lm)
+    if lora:
+        add_adapters(lm, lora)
     return lm.train()
 
 
 def named_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """(name, live tensor) of each parameter, as vLLM's ``load_weights`` knows them; a tied head is not repeated."""
-    for name, parameter in lm.named_parameters():
-        yield name, parameter.detach()
+    """(name, tensor) of each parameter, as vLLM's ``load_weights`` knows them; a tied head is not repeated.
+
+    Adapters are merged into what they adapt, a new tensor each time; all others are the live ones.
+    """
+    for weight in whole_weights(lm):
+        yield weight.name, weight.whole()
+
+
+def save_model(lm: PreTrainedModel, source: Path, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write ``weights`` (as ``named_weights`` names them) with ``lm``'s config and the tokenizer of folder ``source``."""
+    lm.save_pretrained(folder, state_dict=dict(weights))
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
 
 
 def resolve_model(path: str | Path, option: str = "model.path") -> Path:
@@ -147,7 +168,7 @@ def resolve_model(path: str | Path, option: str = "model.path") -> Path:
     if (folder / "config.json").is_file():
         return folder
     if folder.exists() or not _like_hub_name(str(path)):
-        raise FileNotFoundError(f"{option}: {folder} is not a model folder (it has no config.json)")
+        raise FileNotFoundError(f"{option}: {folder} is not a model folder (it has no config.json){how_to_get(path)}")
     from huggingface_hub import snapshot_download
 
     try:

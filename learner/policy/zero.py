@@ -32,9 +32,10 @@ class ZeroModel:
     def __init__(self, module: nn.Module, cfg: Config, options: OptimizerConfig):
         self._options = options
         self._stage = cfg.learner.zero_stage
-        self._module = module
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        module.register_state_dict_post_hook(_without_frozen)
         adam = torch.optim.AdamW(
-            module.parameters(),
+            self._trained.values(),
             lr=options.lr,
             betas=options.betas,
             eps=options.eps,
@@ -63,7 +64,7 @@ class ZeroModel:
             group["lr"] = self._learning_rate(self._engine.global_steps)
             group |= {"betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay}
         if self._stage == 0:  # DeepSpeed then clips without telling the norm
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self._module.parameters()])
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._trained.values()])
             self._engine.step()
             return float(norm)
         self._engine.step()
@@ -79,14 +80,27 @@ class ZeroModel:
         return self._options.lr * min(1.0, (step + 1) / max(1, self._options.warmup_steps))
 
     def save(self, folder: Path, tag: str) -> None:
-        """Write weights and optimizer of all ranks to ``folder/tag``; every rank calls it."""
-        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        """Write trained weights and optimizer of all ranks to ``folder/tag``; every rank calls it."""
+        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def load(self, folder: Path, tag: str) -> None:
-        """Take back what ``save`` wrote. Raises ``FileNotFoundError``, where DeepSpeed would only warn and go on."""
-        found, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        """Take back what ``save`` wrote. Raises ``FileNotFoundError``, where DeepSpeed would only warn and go on,
+        and ``ValueError`` where the weights are those of another module."""
+        found, _ = self._engine.load_checkpoint(str(folder), tag=tag, custom_load_fn=self._load_trained)
         if found is None:
             raise FileNotFoundError(f"{folder / tag} holds no checkpoint of DeepSpeed")
+
+    def _load_trained(self, src: dict[str, Tensor], dst: nn.Module) -> None:
+        missing, unexpected = dst.load_state_dict(src, strict=False)
+        if wrong := sorted({*self._trained}.intersection(missing)) + unexpected:
+            raise ValueError(f"the checkpoint is of another model: {', '.join(wrong[:3])} of {len(wrong)} do not fit")
+
+
+def _without_frozen(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Frozen parameters are in no checkpoint, under none of the names that a tied one has."""
+    for name, parameter in module.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(name, None)
 
 
 def deepspeed_config(cfg: Config, grad_clip: float) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from configs.logs import fail
+from configs.pretrained import how_to_get
 from configs.schema import Config
 from configs.security import is_loopback
 from learner.weights import weight_backend
@@ -67,7 +69,7 @@ def _read_model(field: str, model: str) -> dict[str, Any]:
         return {}
     path = Path(model)
     if not (path / "config.json").is_file():
-        raise ServerError(f"{field} {path}: no such model folder (it needs a config.json)")
+        raise ServerError(f"{field} {path}: no such model folder (it needs a config.json){how_to_get(path)}")
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ServerError(f"{field} {path}: no tokenizer in this folder (it needs a tokenizer.json)")
     try:
@@ -82,17 +84,17 @@ def _is_hub_name(path: str) -> bool:
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(owner).exists()
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise ServerError where a server could not listen on ``host``:``port``."""
+def check_port(host: str, port: int, section: str = "server") -> None:
+    """Raise ServerError where this machine could not listen on ``host``:``port``, the options of ``section``."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ServerError(
-                f"port {port} on {host} is in use: stop what runs there or choose another server.port"
+                f"port {port} on {host} is in use: stop what runs there or choose another {section}.port"
             ) from None
         raise ServerError(
-            f"cannot listen on {host}:{port}: {error.strerror}; check server.host and server.port"
+            f"cannot listen on {host}:{port}: {error.strerror}; check {section}.host and {section}.port"
         ) from None
 
 
@@ -212,7 +214,8 @@ def main(config: Config) -> int:
         check_model(config.model_copy(update={"baselines": []}))  # those are the learner's business
         check_port(config.server.host, config.server.port)
     except ServerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return fail(error, 2)
     argv, env = server_command(config, 0)
+    where = f"http://{config.server.host}:{config.server.port}"
+    print(f"starting vLLM with {config.model.path} at {where}; what follows is its own log", flush=True)
     os.execve(argv[0], argv, {**os.environ, **env})
