@@ -71,6 +71,9 @@ COVERED = {
     "python -m benchmarks.transport --quick": "test_performance.py::test_the_transport_benchmark, two ways of it",
     "python -m benchmarks.dispatch --quick": "test_performance.py::test_the_dispatch_benchmark, with fewer tasks",
     "python -m benchmarks.learner_step --quick": "test_performance.py::test_the_update_benchmark, two arms of it",
+    "python -m benchmarks.weight_sync --quick": "test_performance.py::test_the_weight_benchmark, without a server",
+    "python -m benchmarks.async_speedup": "test_cells.py, with a stand-in for run.py",
+    "python -m benchmarks.async_speedup --quick": "the same",
     "python -m benchmarks.gpu --quick": "test_performance.py::test_the_gpu_benchmark_says_that_there_is_no_gpu",
     'echo "/task hotpot 3" | python run.py --role chat server.urls=[http://127.0.0.1:8100]': (
         "test_chat_role.py::test_a_task_is_played_to_its_end_and_judged"

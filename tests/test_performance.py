@@ -31,11 +31,14 @@ from benchmarks.learner_step.children import Child, ChildFailed
 from benchmarks.transport import __main__ as transport
 from benchmarks.transport import ways
 from benchmarks.transport.samples import as_lists, from_lists, group, trajectory
+from benchmarks.weight_sync import __main__ as weight_sync
+from benchmarks.weight_sync.wire import Wire
 from configs.schema import Config, SamplingConfig
 from learner.gateway.ledger import Ledger
 from learner.gateway.router import Gateway
 from learner.policy import logprobs
 from learner.policy.engine import PolicyEngine
+from learner.weights.transport import Weights
 from protocol.codec import decode, encode, encode_group
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Pong
 from tests.actor_cases import CHAT, LIMITS, TASK, OneTurn, lease
@@ -308,3 +311,20 @@ def test_flops_of_an_update():
     assert gpu.update_flops(body=1000, head=10, layers=2, width=4, sizes=[3, 5], scored=4) == 6 * (
         1000 * 8 + 10 * 4 + 2 * 4 * (9 + 25)
     )
+
+
+# ── weights ──────────────────────────────────────────────────────────────────
+
+
+def test_the_weight_benchmark():
+    """Both ways bring the bytes over; buckets cost less than ten broadcasts of the whole."""
+    tensors = {f"layer{n}": torch.randn(512, 1024) for n in range(16)} | {
+        f"norm{n}": torch.randn(64) for n in range(50)
+    }
+    with Wire(Weights(tensors, 0, 1 << 20)) as wire:
+        flat, bucketed = (min(way() for _ in range(5)) for way in (wire.flat, wire.bucketed))
+    assert 0 < bucketed < 10 * flat
+    row = weight_sync.Row("30M", 1, 100, flat=0.2, bucketed=0.25, load=0.3, pause=0.6)
+    double = weight_sync.Row("135M", 2, 900, flat=2.0, bucketed=2.5, load=3.0, pause=6.0)
+    found = weight_sync.result([row, double])
+    assert found["model"] == "30M" and found["of_bare_broadcast"] == 0.8 and found["pause_over_floor"] == 1.2
