@@ -96,7 +96,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         print(dump_config(config), end="")
         return 0
-    return import_module(ROLES[args.role][0]).main(config)
+    try:
+        return import_module(ROLES[args.role][0]).main(config)
+    except KeyboardInterrupt:  # of a role that has nothing to put in order
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

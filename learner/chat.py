@@ -14,6 +14,7 @@ from configs.schema import Config
 from learner.evaluation.checkpoint import model_folder
 from learner.servers.cluster import Cluster, StartError
 from learner.servers.serving import ServerError
+from tools.progress import waiting
 
 #: Exit code of a chat that was stopped before it began.
 STOPPED = 130
@@ -45,7 +46,8 @@ def _chat(config: Config, folder: Path) -> int:
     cluster, terminal = Cluster(config, folder / "logs"), None
     try:
         cluster.start_servers()
-        urls = cluster.wait_for_servers(lambda message: print(message, file=sys.stderr))
+        with waiting() as say:
+            urls = cluster.wait_for_servers(say)
         server = config.server.model_copy(update={"urls": urls})
         path = folder / "config.yaml"
         path.write_text(dump_config(config.model_copy(update={"server": server})), encoding="utf-8")

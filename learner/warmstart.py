@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.progress import Progress, TaskID, TextColumn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -27,6 +26,7 @@ from envs.world.drills import Segments, lookup_drill, repeating_drill
 from envs.world.names import POOLS
 from envs.world.traces import Patience, episode, opening, rag_example, reading_drill, rewriting_drill, wording_drill
 from learner.tiny import build_tokenizer, look_one_back, save_tokenizer, tiny_config
+from tools.progress import progress
 from tools.search_index import format_passages
 
 TRAIN_SETS = ("hotpot", "wiki2")
@@ -115,16 +115,15 @@ def main(config: Config) -> int:
     """``--role warmstart``: both built-in policies anew, in ``run.dir``/tiny-agent and ``run.dir``/tiny-rag."""
     agent, rag = (Path(config.run.dir) / name for name in ("tiny-agent", "tiny-rag"))
     for out, kind, steps, start in ((agent, "agent", AGENT_STEPS, None), (rag, "rag", RAG_STEPS, agent)):
-        with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as bar:
-            task = bar.add_task(f"{kind} → {out}", total=steps, loss=float("nan"))
-            show = partial(_show, bar, task)
+        with progress(f"{kind} → {out}", steps) as advance:
+            show = partial(_show, advance)
             warmstart(out, kind, steps, start, seed=config.run.seed, progress=show)
     print(f"use them with model.path={agent}")
     return 0
 
 
-def _show(bar: Progress, task: TaskID, step: int, loss: float) -> None:
-    bar.update(task, completed=step, loss=loss)
+def _show(advance: Callable[..., None], step: int, loss: float) -> None:
+    advance(1, f"loss {loss:.3f}")
 
 
 def supervised_loss(forward: Callable, head: nn.Linear, ids: Tensor, labels: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ async def test_status_shows_everything_and_history_from_a_step_on(port, gateway)
             "lost": 0, "stale_dropped": 0, "failed": 0, "epoch": 0, "rejected_frames": 0,
         }.items()  # fmt: skip
         (row,) = shown["actors"]
-        assert row.keys() == {"id", "host", "pid", "age_s", "held", "capacity", "stats"}
+        assert row.keys() == {"id", "host", "pid", "age_s", "held", "evaluating", "capacity", "stats"}
         assert (row["id"], row["held"], row["capacity"], row["stats"]) == ("actor-0", 4, 4, {"tokens_per_s": 5.0})
     with pytest.raises(KeyError):
         gateway.publish("nonsense", {})

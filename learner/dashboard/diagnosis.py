@@ -44,9 +44,9 @@ class Health:
 def bottleneck(s: Snapshot) -> Bottleneck:
     """Name the stage that limits the run, from the learner's time and the state of the others."""
     if s.phase in ("start", "done", "eval", "export"):
-        start = f"starting: {clean(s.run.get('message') or 'the learner comes up')}"
+        start = " · ".join(["starting: " + clean(s.run.get("message") or "the learner comes up"), *_server_says(s)])
         done = clean(s.run.get("message") or "the run is over")
-        notes = {"start": start, "done": done, "eval": "evaluation: training waits", "export": "writing the weights"}
+        notes = {"start": start, "done": done, "eval": _evaluation(s), "export": "writing the weights"}
         return Bottleneck("", notes[s.phase])
     if told := clean(s.run.get("message") or ""):  # the learner's watchdog knows more than can be seen from here
         return Bottleneck("", told, "bad")
@@ -75,6 +75,20 @@ def bottleneck(s: Snapshot) -> Bottleneck:
     )
 
 
+def _server_says(s: Snapshot) -> list[str]:
+    """The newest line of the log of a server that loads, where it runs beside this view."""
+    return [f"its log: {line}"] if (line := clean(s.run.get("server_says") or "")) else []
+
+
+def _evaluation(s: Snapshot) -> str:
+    """What is scored, and how far that is."""
+    scoring, progress = clean(s.run.get("scoring") or ""), s.run.get("evaluation")
+    what = f"evaluation of {scoring}" if scoring else "evaluation"
+    if isinstance(progress, (list, tuple)) and len(progress) == 2:
+        what += f": {compact(progress[0])} of {compact(progress[1])} episodes"
+    return f"{what}; training waits"
+
+
 def _starved(s: Snapshot, servers: list[dict[str, Any]]) -> tuple[str, str]:
     """Why too few episodes arrive: (stage, reason)."""
     running, waiting = s.total(servers, "running"), s.total(servers, "waiting") or 0.0
@@ -93,7 +107,7 @@ def _starved(s: Snapshot, servers: list[dict[str, Any]]) -> tuple[str, str]:
     if s.queue_fill is not None and s.queue_fill >= 1:
         return "servers", f"{where}; the staleness bound admits no more"
     capacity, held = s.total(s.actors, "capacity"), s.total(s.actors, "held")
-    if capacity and held is not None and held >= capacity:
+    if capacity and held is not None and (held := held - (s.total(s.actors, "evaluating") or 0.0)) >= capacity:
         return "servers", f"{where}; all {compact(held)} leases are out"
     return "servers", where
 

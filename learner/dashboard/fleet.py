@@ -130,7 +130,7 @@ def actor_row(row: Row, s: Snapshot) -> list[Cell]:
         _health_cell(health),
         compact(dig(row, "stats", "episodes")),
         compact(dig(row, "stats", "in_flight")),
-        f"{compact(row.get('held'))}/{compact(row.get('capacity'))}",
+        _leases(row),
         compact(dig(row, "stats", "turns")),
         compact(dig(row, "stats", "tokens_per_s")),
         seconds(dig(row, "stats", "latency_p50")),
@@ -161,6 +161,15 @@ def server_row(row: Row, s: Snapshot) -> list[Cell]:
         seconds(row.get("last_push_s")),
         (_ago(row.get("silent_s")), theme.DIM),
     ]
+
+
+def _leases(row: Row) -> str:
+    """Groups held of those that it can hold; episodes of an evaluation apart: they are no groups."""
+    held, evaluating = finite(row.get("held")), finite(row.get("evaluating")) or 0.0
+    groups = None if held is None else held - evaluating
+    if evaluating and not groups:
+        return f"{compact(evaluating)} eval"
+    return f"{compact(groups)}/{compact(row.get('capacity'))}" + (f" +{compact(evaluating)} eval" if evaluating else "")
 
 
 def _health_cell(health: Health) -> Cell:

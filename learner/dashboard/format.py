@@ -58,7 +58,9 @@ def share(value: Any) -> str:
     number = finite(value)
     if number is None:
         return DASH
-    return "<1 %" if 0 < number < 0.005 else f"{100 * number:.0f} %"
+    if 0 < number < 0.005:
+        return "<1 %"
+    return f"{round(100 * number) or 0:d} %".replace("-", "−")  # −0.001 is no "−0"
 
 
 def seconds(value: Any) -> str:

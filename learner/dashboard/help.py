@@ -35,6 +35,7 @@ _WORDS = (
     ("mismatch", "log π of the learner against log μ of the sampler, staleness included"),
     ("zero-signal", "groups of equal rewards: they teach nothing"),
     ("ledger", "groups used, too stale and made again, lost, delivered twice, failed"),
+    ("leases", "groups that an actor holds of those it can; episodes of an evaluation (eval) apart"),
     ("p50, p99", "of requests to a server as the actors see them, or of tool calls"),
     ("heard", "since the last heartbeat of an actor, the last answer of a server"),
     ("malformed", "the policy wrote a call that nobody can read; the model is told, the episode goes on"),

@@ -10,8 +10,10 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console
 
+from tools.progress import Pace
+
 from .app import App
-from .plain import plain_lines
+from .plain import plain_lines, progress_line
 from .screen import Screen
 
 try:
@@ -121,6 +123,7 @@ class PlainView:
         self._console = console
         self._before: dict[str, Any] | None = None
         self._note = ""
+        self._pace = Pace()
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +137,10 @@ class PlainView:
         lines = plain_lines(self._before, snapshot)
         if note and note != self._note:
             lines.append(note)
+        if lines:
+            self._pace = Pace()
+        elif self._pace.due():  # what takes long says how far it is
+            lines.append(progress_line(snapshot))
         self._before, self._note = snapshot, note
         for line in lines:
             self._console.out(line, highlight=False)

@@ -29,6 +29,15 @@ def plain_lines(prev_snapshot: dict[str, Any] | None, snapshot: dict[str, Any]) 
     return [f"[{clock(new.elapsed)}] {line}" for line in lines]
 
 
+def progress_line(snapshot: dict[str, Any]) -> str:
+    """What takes so long that nothing has happened for a while, and how far it is."""
+    s = Snapshot(snapshot)
+    if s.phase in ("start", "eval", "done"):
+        return f"[{clock(s.elapsed)}] {bottleneck(s).sentence}"
+    step = f"step {count((finite(s.run.get('step')) or 0) + 1)}/{count(s.run.get('steps'))}"
+    return f"[{clock(s.elapsed)}] {step}: {s.phase} for {seconds(s.phase_age)} · {bottleneck(s).sentence}"
+
+
 def _steps(old: Snapshot, new: Snapshot) -> list[str]:
     seen = {finite(record.get("step")) for record in old.history}
     return [step_line(record, new) for record in new.history if finite(record.get("step")) not in seen]

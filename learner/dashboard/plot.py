@@ -99,14 +99,11 @@ def y_axis(low: float, high: float, rows: int, floor: float | None = None) -> tu
 
 def trailing_mean(points: Sequence[Point], window: int) -> tuple[Point, ...]:
     """Each y replaced by the mean of the last ``window`` ones (fewer at the start)."""
-    out: list[Point] = []
-    total = 0.0
-    for i, (x, y) in enumerate(points):
-        total += y
-        if i >= window:
-            total -= points[i - window][1]
-        out.append((x, total / min(i + 1, window)))
-    return tuple(out)
+    ys = [y for _, y in points]
+    # Summed anew each time: what a running sum leaves of values that have gone makes a −0 of zeros.
+    return tuple(
+        (x, math.fsum(ys[max(0, i + 1 - window) : i + 1]) / min(i + 1, window)) for i, (x, _) in enumerate(points)
+    )
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

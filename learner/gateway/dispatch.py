@@ -167,6 +167,11 @@ class Dispatcher:
         taken = len(self._gate.taken)
         return counts | {"waiting": counts.pop("delivered") - taken, "taken": taken, "capacity": self._gate.capacity}
 
+    @property
+    def evaluation(self) -> tuple[int, int] | None:
+        """(tasks done, all tasks) of the evaluation under way; None where there is none."""
+        return self._eval.progress if self._eval else None
+
     def describe(self, now: float) -> str:
         """One line on what is there and who works on what."""
         parts = [f"{len(self._gate.waiting)} groups delivered", self.roster.describe(now)]

@@ -27,6 +27,11 @@ class EvalQueue:
     def __str__(self) -> str:
         return f"{len(self._results)} of {len(self.tasks)} evaluation episodes done"
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(tasks that have their episode, all tasks)."""
+        return len(self._results), len(self.tasks)
+
     def retry(self, index: int) -> None:
         self.todo.appendleft(index)
 

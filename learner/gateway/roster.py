@@ -163,7 +163,11 @@ class Roster:
         return sum(tokens for tokens in told if isinstance(tokens, int))
 
     def rows(self, now: float) -> list[dict[str, Any]]:
-        """One row an actor for the dashboard; ``age_s`` since it was last heard."""
+        """One row an actor for the dashboard; ``age_s`` since it was last heard.
+
+        capacity: groups that it can work on; held: leases of both purposes; evaluating: how many
+        of them are for an evaluation, whose leases are one episode and not a group.
+        """
         return [
             {
                 "id": actor_id,
@@ -171,6 +175,7 @@ class Roster:
                 "pid": actor.hello.pid,
                 "age_s": now - actor.seen,
                 "held": len(actor.leases),
+                "evaluating": sum(self.leases[lease_id].is_eval for lease_id in actor.leases),
                 "capacity": actor.capacity,
                 "stats": actor.stats,
             }

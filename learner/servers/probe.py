@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from learner.servers.serving import ServerError
 
-_POLL_S, _SAY_S = 0.25, 5.0
+_POLL_S = 0.25
 #: Longest wait for the answer to a look at a server, seconds.
 LOOK_S = 5.0
 
@@ -20,10 +20,9 @@ def wait_healthy(url: str, timeout_s: float, alive: Callable[[], bool] | None, s
 
     alive: tells whether its process still runs, None if it is not ours. A server that loads
     or compiles for long is not a dead one: only its end or ``timeout_s`` raises ServerError.
-    say: called every few seconds with what is waited for.
+    say: called at every look, four times a second, with what is waited for; what it raises ends the wait.
     """
     began = time.monotonic()
-    said = began
     while True:
         dead = alive is not None and not alive()  # asked first: its last answer may come before its end
         if _is_ready(url):
@@ -33,9 +32,7 @@ def wait_healthy(url: str, timeout_s: float, alive: Callable[[], bool] | None, s
             raise ServerError(f"the server for {url} ended while it started")
         if now - began > timeout_s:
             raise ServerError(_absent(url, timeout_s))
-        if now - said >= _SAY_S:
-            said = now
-            say(_awaited([url], now - began))
+        say(_awaited([url], now - began, timeout_s))
         time.sleep(_POLL_S)
 
 
@@ -45,7 +42,7 @@ def wait_for_most(urls: list[str], timeout_s: float, patience_s: float, say: Cal
     One that is down or hangs thus does not keep a run from going on with the others; it
     may come later. Raises ServerError where none can within ``timeout_s``. say: as above.
     """
-    began = said = time.monotonic()
+    began = time.monotonic()
     ready: dict[str, float] = {}
     while missing := [url for url in urls if url not in ready]:
         for url in missing:
@@ -56,10 +53,10 @@ def wait_for_most(urls: list[str], timeout_s: float, patience_s: float, say: Cal
             break
         if not ready and now - began > timeout_s:
             raise ServerError(_absent(urls[0], timeout_s))
-        if now - said >= _SAY_S:
-            said = now
-            say(_awaited([url for url in urls if url not in ready], now - began))
-        time.sleep(_POLL_S if len(ready) < len(urls) else 0.0)
+        if missing := [url for url in urls if url not in ready]:
+            # Once one serves, the others have less time.
+            say(_awaited(missing, now - began, min(ready.values()) - began + patience_s if ready else timeout_s))
+            time.sleep(_POLL_S)
     return list(ready)
 
 
@@ -81,8 +78,8 @@ def _absent(url: str, timeout_s: float) -> str:
     )
 
 
-def _awaited(urls: list[str], seconds: float) -> str:
-    return f"waiting for the server at {', '.join(urls)} ({seconds:.0f} s)"
+def _awaited(urls: list[str], seconds: float, limit_s: float) -> str:
+    return f"waiting for the server at {', '.join(urls)}: {seconds:.0f} s of {limit_s:.0f} s"
 
 
 def _status(url: str, path: str) -> int | None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from configs.logs import failure
+from learner.servers.causes import cause
+
 _PR_SET_PDEATHSIG = 1
 #: Seconds between two looks at whether processes have ended, and the longest wait for one that was killed.
 _LOOK_S, _KILLED_S = 0.05, 5.0
@@ -103,10 +106,10 @@ class Child:
         return f"exit code {code}"
 
     def last_words(self) -> str:
-        """Why it ended, for an error message: its own error line, else the last line that it wrote since its start."""
+        """Why it ended, for an error message: its own error line, else what its log names as the cause."""
         lines = self.last_lines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (errors or lines or [""])[-1]
+        errors = [message for line in lines if (message := failure(line))]
+        return errors[-1] if errors else cause(lines)
 
     def last_lines(self, count: int = 200) -> list[str]:
         """The last lines that are not empty of what it wrote since its start, ``count`` at most."""

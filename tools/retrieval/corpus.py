@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tools.progress import progress
 from tools.retrieval.contents import join_contents, split_contents
 from tools.retrieval.files import replacing
-from tools.retrieval.progress import progress
 
 log = logging.getLogger("rollway.retriever")
 
@@ -60,7 +60,7 @@ def index_lines(path: Path, target: Path, bad_rows: Literal["fatal", "skip"]) ->
     Raises ``ValueError`` that names file and line of a bad row where those are fatal, and where no row can be used.
     """
     offsets, skipped = array("q"), 0
-    with progress("corpus, bytes", path.stat().st_size) as advance:
+    with progress("corpus, bytes", path.stat().st_size, say=log.info) as advance:
         for number, offset, line in _lines(path):
             advance(len(line))
             if not line.strip():

@@ -11,10 +11,10 @@ import faiss
 import numpy as np
 
 from configs.retriever import DenseConfig, HnswIndex, IvfIndex
+from tools.progress import progress
 from tools.retrieval.encoder import SentenceEncoder
 from tools.retrieval.files import replacing
 from tools.retrieval.hits import Hits, ranked
-from tools.retrieval.progress import progress
 from tools.retrieval.vectors import VectorStore
 
 log = logging.getLogger("rollway.retriever")
@@ -64,7 +64,7 @@ def _build(path: Path, description: str, kind: object, store: VectorStore, lists
         wanted = max(_GIVEN * lists, 1000)
         log.info("faiss: training %s on %d of %d vectors", description, min(wanted, store.rows), store.rows)
         index.train(store.sample(wanted))
-    with progress(f"faiss {description}", store.rows) as advance:
+    with progress(f"faiss {description}", store.rows, say=log.info) as advance:
         for vectors in store:
             index.add(vectors)
             advance(len(vectors))

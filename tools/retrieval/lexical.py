@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import tantivy
 
+from tools.progress import progress
 from tools.retrieval.corpus import Corpus
 from tools.retrieval.hits import Hits, ranked
-from tools.retrieval.progress import progress
+
+log = logging.getLogger("rollway.retriever")
 
 _FIELDS = ("title", "text")
 _ANALYZER = "rollway"
@@ -53,7 +56,7 @@ def build_lexical(folder: Path, corpus: Corpus, commit_rows: int = COMMIT_ROWS) 
     if done > len(corpus):
         raise ValueError(f"{folder}: holds {done} documents, the corpus {len(corpus)}; delete the folder to build anew")
     writer = index.writer(_HEAP)
-    with progress("lexical index", len(corpus), done) as advance:
+    with progress("lexical index", len(corpus), done, log.info) as advance:
         for row in range(done, len(corpus)):
             document = corpus[row]
             entry = tantivy.Document()

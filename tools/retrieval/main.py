@@ -9,6 +9,7 @@ import sys
 
 import uvloop
 
+from configs.logs import fail, setup_logging
 from configs.schema import Config
 from configs.security import is_loopback
 from tools.retrieval.build import build
@@ -19,15 +20,12 @@ log = logging.getLogger("rollway.retriever")
 
 def main(config: Config) -> int:
     """The exit code: 0 after a signal while serving, or after ``serve: false``; 2 where something must be changed."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # tells which instruction sets it lacks
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # tells every request to the hub
+    setup_logging(config.log)
     options = config.retriever
     try:
         corpus, searcher = build(options)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return fail(error, 2)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -46,6 +44,5 @@ def main(config: Config) -> int:
     try:
         uvloop.run(serve(corpus, searcher, options, until_signal))
     except OSError as error:
-        print(f"error: retriever.host {options.host}, port {options.port}: {error.strerror}", file=sys.stderr)
-        return 2
+        return fail(f"retriever.host {options.host}, port {options.port}: {error.strerror}", 2)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from tools.progress import progress
 from tools.retrieval.corpus import Corpus
 from tools.retrieval.files import replacing, write_json
-from tools.retrieval.progress import progress
+
+log = logging.getLogger("rollway.retriever")
 
 #: Passages in a shard: what a kill can cost, and what is in memory at a time.
 SHARD_ROWS = 1024
@@ -48,7 +51,7 @@ class VectorStore:
         if not missing:
             return
         left = sum(min(self.shard_rows, self.rows - number * self.shard_rows) for number, _ in missing)
-        with progress("vectors", self.rows, self.rows - left) as advance:
+        with progress("vectors", self.rows, self.rows - left, log.info) as advance:
             for number, path in missing:
                 first = number * self.shard_rows
                 rows = range(first, min(first + self.shard_rows, self.rows))
