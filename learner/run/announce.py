@@ -40,5 +40,6 @@ def _next(config: Config, local: bool) -> str:
     if config.run.resume:
         return f"{load}, then training goes on from the last checkpoint"
     questions = config.eval.final_size * len(config.env.eval)
-    scored = " and ".join([*(baseline.name for baseline in config.baselines), "version 0"])
-    return f"{load}, then {scored} are scored on {questions} held-out questions each, then training begins"
+    names = [*(baseline.name for baseline in config.baselines), "version 0"]
+    scored = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} scored"
+    return f"{load}, then {scored} on {questions} held-out questions, then training begins"
