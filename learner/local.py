@@ -65,11 +65,10 @@ def main(config: Config) -> int:
         folder.close()
     if summary := folder.summary():
         console.print(summary_table(summary))
-        console.print(f"trajectories, metrics, checkpoints and weights: {folder.path}", highlight=False)
+        console.print(f"trajectories, metrics, checkpoints and weights: {folder.path}", highlight=False, soft_wrap=True)
     if code == STOPPED:
-        console.print(
-            f"stopped; to go on from the last checkpoint: run.dir={folder.path} run.resume=true", highlight=False
-        )
+        words = f"stopped; to go on from the last checkpoint: run.dir={folder.path} run.resume=true"
+        console.print(words, highlight=False, soft_wrap=True)
     return code
 
 

@@ -88,12 +88,12 @@ def _lead(config: Config, folder: RunFolder) -> int:
         if config.log.snapshots_s:
             recorder = Recorder(gateway.snapshot, folder.path / FILE, config.log.snapshots_s)
             recorder.start()
+        log.info("loading %s", config.model.path)
         from learner.policy.critic import Critic
         from learner.policy.engine import PolicyEngine
         from learner.trainer import Trainer
         from learner.weights.push import WeightPusher
 
-        log.info("loading %s", config.model.path)
         engine = PolicyEngine(config)
         critic = Critic.beside(engine)
         gateway.set_vocabulary(engine.vocabulary)

@@ -30,7 +30,7 @@ from learner.dashboard.plot import trailing_mean
 from learner.run.announce import announcement
 from learner.run.disk import disk_trouble
 from learner.run.folder import RunFolder
-from learner.servers.causes import cause
+from learner.servers.causes import cause, newest
 from learner.servers.processes import Child
 from learner.servers.serving import ServerError, check_port
 from learner.stopping import Stopped, StopSignals
@@ -181,6 +181,12 @@ def test_the_plain_view_says_how_far_it_is_when_nothing_happens(monkeypatch, cap
     monkeypatch.setattr(tools.progress.Pace, "due", lambda self: True)
     view.update(picture)
     assert capsys.readouterr().out == "[1:05] evaluation of naive_rag: 134 of 600 episodes; training waits\n"
+    view.update(picture, "no answer for 11 s")
+    view.update(picture, "no answer for 12 s")
+    view.update(picture, "actor-0 had died")
+    view.update(picture, "actor-1 had died")
+    told = capsys.readouterr().out
+    assert told.count("no answer") == 1 and told.count("had died") == 2
     run = {"phase": "update", "step": 4, "steps": 60, "phase_since": 30, "now": 65, "started_at": 0}
     view.update({"run": run, "actors": [{"id": "actor-0"}]})  # the line is that it joined
     view.update({"run": run, "actors": [{"id": "actor-0"}]})
@@ -217,6 +223,10 @@ PREFIX = "(EngineCore pid=12) ERROR 12-01 03:54:16 [core.py:1]"
           "RuntimeError: Engine core initialization failed. See root cause above."], "torch.OutOfMemoryError: CUDA", "lower"),
         (["ValueError: To serve at least one request, 9 GiB KV cache is needed, which is larger than the available KV "
           "cache memory"], "ValueError: To serve", "model.max_tokens"),
+        ([f"{PREFIX} ValueError: Available memory on node 0 (17.1/23.54 GiB) on kv cache allocation is less than requested "
+          "memory for kv (2000.0 GiB). Decrease --kv-cache-memory-bytes",
+          "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"],
+         "ValueError: Available", "lower server.kv_cache_gib"),
         (["INFO: fine", "Killed"], "Killed", ""),
         ([], "", ""),
     ],
@@ -224,6 +234,12 @@ PREFIX = "(EngineCore pid=12) ERROR 12-01 03:54:16 [core.py:1]"
 def test_the_cause_is_found_among_what_a_server_wrote(lines, found, helps):
     text = cause(lines)
     assert text.startswith(found) and helps in text and "Engine core" not in text and PREFIX not in text
+
+
+def test_the_newest_line_is_vllms_own():
+    own = "(APIServer pid=1) INFO 12-01 03:54:16 [model.py:3] Loading weights"
+    assert newest([own, "  warnings.warn("]) == "Loading weights"
+    assert newest(["Triton is installed"]) == newest([]) == ""
 
 
 def test_last_words_are_read_in_both_forms(tmp_path):

@@ -447,8 +447,8 @@ def test_the_role_builds_serves_and_ends_on_a_signal(tmp_path):
     command = [sys.executable, "run.py", "--role", "retriever", f"retriever.corpus={write(tmp_path / 'c.jsonl', ROWS)}"]
     built = subprocess.run([*command, "retriever.serve=false"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert built.returncode == 0 and (tmp_path / "c.jsonl.index" / "lexical" / "meta.json").exists(), built.stderr
-    with subprocess.Popen([*command, f"retriever.port={port}"], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
+    with subprocess.Popen([*command, f"retriever.port={port}"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
             if "4 passages at http://" in line:
                 break
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text(), "a lexical service needs none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from contextlib import ExitStack
@@ -23,6 +24,9 @@ except ImportError:  # no POSIX terminal: the page works, the keys do not
 
 #: Seconds between two pictures; the share of one core that drawing may take; the longest pause for its sake.
 REFRESH_S, MAX_LOAD, SLOWEST_S = 0.5, 0.025, 3.0
+
+#: In a note that only counts on, which is no news.
+_DURATION = re.compile(r"\d+ s\b")
 
 #: Seconds between two looks at the window's size.
 _LOOK_S = 0.1
@@ -135,7 +139,7 @@ class PlainView:
 
     def update(self, snapshot: dict[str, Any], note: str = "") -> None:
         lines = plain_lines(self._before, snapshot)
-        if note and note != self._note:
+        if note and _DURATION.sub("", note) != _DURATION.sub("", self._note):
             lines.append(note)
         if lines:
             self._pace = Pace()

@@ -17,7 +17,7 @@ _ADVICE = {
         "lower model.max_tokens, or give the cache more room: server.kv_cache_gib on CPUs, "
         "server.gpu_memory_utilization on GPUs"
     ),
-    r"(?i)out of memory|OutOfMemoryError|No available memory|Not enough.* memory|Free memory on device|can't allocate memory|Cannot allocate memory": (
+    r"(?i)out of memory|less than requested memory|OutOfMemoryError|No available memory|Not enough.* memory|Free memory on device|can't allocate memory|Cannot allocate memory": (
         "lower server.kv_cache_gib or server.max_num_seqs on CPUs; on GPUs end what else uses them, or change "
         "server.gpu_memory_utilization or server.tensor_parallel"
     ),
@@ -28,6 +28,11 @@ _ADVICE = {
 def bare(line: str) -> str:
     """A line of vLLM's log without what stands before its words."""
     return _PREFIX.sub("", line).strip()
+
+
+def newest(lines: Sequence[str]) -> str:
+    """The words of the last line that vLLM itself logged; empty where there is none yet: warnings of others say nothing."""
+    return next((text for line in reversed(lines) if _PREFIX.match(line) and (text := bare(line))), "")
 
 
 def cause(lines: Sequence[str]) -> str:

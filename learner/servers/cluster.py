@@ -14,7 +14,7 @@ import psutil
 
 from configs.schema import Config
 from learner.launch import leader
-from learner.servers.causes import bare
+from learner.servers.causes import newest
 from learner.servers.probe import wait_healthy
 from learner.servers.processes import Child, terminate
 from learner.servers.serving import ServerError, check_address, check_model, check_port, server_command, server_urls
@@ -100,11 +100,11 @@ class Cluster:
         return urls
 
     def newest_line(self) -> str:
-        """The last line in the log of the first server that does not listen yet; empty where all do, or none is ours."""
+        """What the first server that does not listen yet logged last; empty where all do, or none is ours."""
         for index in range(self.config.server.count):
             server = self.children.get(f"server-{index}")
             if server and not _listens(self.config.server.host, self.config.server.port + index):
-                return bare((server.last_lines(1) or [""])[-1])
+                return newest(server.last_lines())
         return ""
 
     def saw(self, snapshot: dict[str, Any]) -> None:
