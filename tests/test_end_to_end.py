@@ -67,7 +67,7 @@ def test_the_run_folder_is_complete(finished):
     for name in ("config.yaml", "metrics.jsonl", "summary.json", "export/model.safetensors", "checkpoints/latest"):
         assert (folder / name).is_file(), name
     assert list((folder / "tensorboard").iterdir()) and list((folder / "trajectories").glob("step-*.md"))
-    assert {p.stem for p in (folder / "logs").glob("*.log")} == {"learner", "server-0", "actor-0", "actor-1"}
+    assert {p.stem for p in (folder / "logs").glob("*.log")} == {"local", "learner", "server-0", "actor-0", "actor-1"}
 
 
 def test_the_summary_adds_up(finished):
