@@ -216,7 +216,7 @@ def test_the_transport_benchmark(tmp_path):
                 transport.Process.start(stack, send, port, ":memory:"),
             )
             way.measure(8)
-            assert way.rate[0] > 0 and way.cpu_us[0] > 0.99 * way.receiver_us[0]  # a sum, of coarse clocks
+            assert way.rate[0] > 0 and way.cpu_us[0] >= 0.99 * way.receiver_us[0]  # a sum, of coarse clocks
     crowd = transport.measure_crowd(tmp_path, actors=10, seconds=3.0)
     assert crowd["leases_held"] > 0 and crowd["answered"] > 0
 
