@@ -34,7 +34,10 @@ LISTED = {
     "actors/turnstile.py": {"await ticket": "the next pass of the loop"},
     "actors/wire.py": {"self._wake_in.recv(4096)": "the socket does not block"},
     "learner/dashboard/client.py": {"socket.recv_multipart()": "poll said that a message is there"},
-    "learner/evaluation/main.py": {"episodes.result()": "it is done, or the gateway was interrupted"},
+    "learner/evaluation/main.py": {
+        "episodes.result()": "it is done, or the gateway was interrupted",
+        "task.result()": "it is done",
+    },
     "learner/evaluation/rival.py": {"episode.result()": "it is done: the task group is over"},
     "learner/gateway/door.py": {"self.socket.recv(copy=False)": "further frames of a message are there with the first"},
     "learner/gateway/doorkeeper.py": {"self._monitor.recv_multipart()": "poll said that an event is there"},

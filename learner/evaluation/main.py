@@ -36,6 +36,8 @@ from tools.progress import progress, to_stderr, waiting
 
 #: Seconds between two looks at whether a signal came, a process died, or more is done.
 LOOK_S = 0.5
+#: Time that episodes under way at an endpoint have to let go of what they hold, seconds.
+CLOSE_S = 10.0
 
 
 def main(config: Config) -> int:
@@ -148,6 +150,6 @@ async def _until_stopped(work: Coroutine[Any, Any, list[Outcome]], signals: Stop
         await asyncio.wait({task}, timeout=LOOK_S)
         if signals.count and not task.done():
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=CLOSE_S)
             raise Stopped
     return task.result()
