@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cell_cli import chosen, guarded, parser, plan_arms, show_plan
-from benchmarks.cells import Cell, finished, play, scores
+from benchmarks.cell_cli import guarded, parser, plan_arms, run_arms
+from benchmarks.cells import Cell, scores
 
 #: Wall-clock of lock-step over that of the asynchronous arm.
 TARGET = 3.5
@@ -105,7 +105,7 @@ def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     found["speedup"] = found["seconds_lockstep"] / found["seconds_async"]
     if all(o.smooth for o in outcomes):
         found["em_target"] = target = 0.9 * min(max(o.smooth) for o in outcomes)
-        to = {arm: statistics.fmean(o.seconds_to(target) or 0.0 for o in runs) for arm, runs in arms.items()}
+        to = {arm: statistics.fmean(o.seconds_to(target) for o in runs) for arm, runs in arms.items()}
         found["speedup_to_em"] = to["lockstep"] / to["async"]
     return found
 
@@ -114,17 +114,10 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     return plan_arms(args, ARMS, *COMMON, *(QUICK if args.quick else ()))
 
 
-def run(args: argparse.Namespace) -> int:
-    cells = plan(args)
-    asked = [cell for cell in cells if chosen(cell, args)]
-    if args.dry_run:
-        show_plan(asked)
-        return 0
-    failed = {cell.name: problem for cell, problem in play(asked, 60 * args.minutes) if problem}
-    found = compare([Outcome.of(cell, summary) for cell in cells if (summary := finished(cell))])
+def report(cells: list[tuple[Cell, dict[str, Any]]]) -> dict[str, Any]:
+    found = compare([Outcome.of(cell, summary) for cell, summary in cells])
     _show(found)
-    print(json.dumps(found | {"target": TARGET, "failed": failed}))
-    return int(bool(failed))
+    return found | {"target": TARGET}
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -148,7 +141,7 @@ def _show(found: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """0; 1 where a cell failed; 2 for a wrong option; 130 where stopped by a person."""
     args = parser("benchmarks.async_speedup", __doc__, "runs/async-speedup", seeds=1).parse_intermixed_args(argv)
-    return guarded(lambda: run(args))
+    return guarded(lambda: run_arms(args, plan(args), report))
 
 
 if __name__ == "__main__":

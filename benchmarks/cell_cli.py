@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.cells import Cell, begun, finished
+from benchmarks.cells import Cell, begun, finished, play
 from configs.load import ConfigError
 
 #: Set for each cell by the benchmark itself, or by options of its own.
@@ -61,6 +63,23 @@ def plan_arms(args: argparse.Namespace, arms: dict[str, tuple[str, ...]], *commo
     return [
         Cell.of(arm, seed, folder_of(args), (*options, *own)) for seed in seeds_of(args) for arm, own in arms.items()
     ]
+
+
+def run_arms(
+    args: argparse.Namespace, cells: list[Cell], report: Callable[[list[tuple[Cell, dict[str, Any]]]], dict[str, Any]]
+) -> int:
+    """Run the cells that were asked for, or show them; 1 where one failed.
+
+    report: gets every finished cell of the table with its summary, prints what people read, and returns the last line.
+    """
+    asked = [cell for cell in cells if chosen(cell, args)]
+    if args.dry_run:
+        show_plan(asked)
+        return 0
+    failed = {cell.name: problem for cell, problem in play(asked, 60 * args.minutes) if problem}
+    found = report([(cell, summary) for cell in cells if (summary := finished(cell))])
+    print(json.dumps(found | {"failed": failed}))
+    return int(bool(failed))
 
 
 def show_plan(cells: list[Cell]) -> None:

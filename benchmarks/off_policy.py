@@ -13,7 +13,6 @@ The same command goes on where it was stopped. The last line printed is one JSON
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cell_cli import chosen, guarded, parser, plan_arms, show_plan
-from benchmarks.cells import Cell, finished, play, scores
+from benchmarks.cell_cli import guarded, parser, plan_arms, run_arms
+from benchmarks.cells import Cell, scores
 
 STALENESS = 8
 #: What final exact match may differ by from lock-step's with the correction on.
@@ -99,17 +98,10 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     return plan_arms(args, ARMS, *COMMON, *(QUICK if args.quick else ()))
 
 
-def run(args: argparse.Namespace) -> int:
-    cells = plan(args)
-    asked = [cell for cell in cells if chosen(cell, args)]
-    if args.dry_run:
-        show_plan(asked)
-        return 0
-    failed = {cell.name: problem for cell, problem in play(asked, 60 * args.minutes) if problem}
-    found = compare([Outcome.of(cell, summary) for cell in cells if (summary := finished(cell))])
+def report(cells: list[tuple[Cell, dict[str, Any]]]) -> dict[str, Any]:
+    found = compare([Outcome.of(cell, summary) for cell, summary in cells])
     _show(found)
-    print(json.dumps(found | {"failed": failed}))
-    return int(bool(failed))
+    return found
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -132,7 +124,7 @@ def _show(found: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """0; 1 where a cell failed; 2 for a wrong option; 130 where stopped by a person."""
     args = parser("benchmarks.off_policy", __doc__, "runs/off-policy").parse_intermixed_args(argv)
-    return guarded(lambda: run(args))
+    return guarded(lambda: run_arms(args, plan(args), report))
 
 
 if __name__ == "__main__":

@@ -14,16 +14,17 @@ one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cell_cli import chosen, guarded, parser, plan_arms, show_plan
-from benchmarks.cells import Cell, finished, play
+from benchmarks.cell_cli import guarded, parser, plan_arms, run_arms
+from benchmarks.cells import Cell
 from benchmarks.long_chains import DATASET
 
 COMMON = (
@@ -104,17 +105,10 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     return plan_arms(args, ARMS, *COMMON, *(QUICK if args.quick else ()))
 
 
-def run(args: argparse.Namespace) -> int:
-    cells = plan(args)
-    asked = [cell for cell in cells if chosen(cell, args)]
-    if args.dry_run:
-        show_plan(asked)
-        return 0
-    failed = {cell.name: problem for cell, problem in play(asked, 60 * args.minutes) if problem}
-    curves = [Curve.of(cell, summary) for cell in cells if (summary := finished(cell))]
-    _show(curves, args.em)
-    print(json.dumps(compare(curves, args.em) | {"failed": failed}))
-    return int(bool(failed))
+def report(cells: list[tuple[Cell, dict[str, Any]]], em: float) -> dict[str, Any]:
+    curves = [Curve.of(cell, summary) for cell, summary in cells]
+    _show(curves, em)
+    return compare(curves, em)
 
 
 def _show(curves: list[Curve], em: float) -> None:
@@ -140,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     made = parser("benchmarks.process_rewards", __doc__, "runs/process-rewards")
     made.add_argument("--em", type=_share, default=0.3, help="exact match to reach (default 0.3)")
     args = made.parse_intermixed_args(argv)
-    return guarded(lambda: run(args))
+    return guarded(lambda: run_arms(args, plan(args), partial(report, em=args.em)))
 
 
 def _share(text: str) -> float:
