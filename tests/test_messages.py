@@ -64,6 +64,7 @@ def logged(tmp_path):
 
     def start(**options):
         path = tmp_path / "log"
+        logging.captureWarnings(False)  # else an earlier test's capture, which pytest undid, counts as ours
         setup_logging(LogConfig(**options), logging.FileHandler(path))
         return lambda: path.read_text().splitlines()
 
