@@ -1,6 +1,6 @@
 """Packing: nothing lost, nothing twice, budgets kept, ranks in step."""
 
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from learner.policy.batch import ROW_FIELDS, Row, decode, encode, mini_batches, pack_message, unpack_message
 from learner.policy.packing import pack
+from learner.policy.sharing import common_prefix, share
 from protocol.trajectory import Group
 from tests.two_ranks import trajectory
 
@@ -50,12 +51,13 @@ def test_every_row_once_within_budget_and_in_step(lengths, budget, ranks):
             np.testing.assert_array_equal(a, expected.advantages)
 
 
-def test_ranks_get_balanced_tokens_at_each_step():
+@pytest.mark.parametrize("alike", [False, True])
+def test_ranks_get_balanced_tokens_at_each_step(alike):
     lengths = np.random.default_rng(0).integers(50, 400, 256)
-    shares = pack([row(n) for n in lengths], 4096, 4)
+    shares = pack([row(n, 0 if alike else 1000 * i) for i, n in enumerate(lengths)], 4096, 4)
     for step in zip(*shares, strict=True):
         tokens = [micro.tokens for micro in step]
-        assert max(tokens) <= 1.05 * min(tokens)
+        assert max(tokens) <= (1.15 if alike else 1.05) * min(tokens)
     used = sum(len(share) for share in shares)
     assert used <= -(-int(lengths.sum()) // 4096) + 4, "hardly more micro-batches than the tokens need"
 
@@ -86,3 +88,33 @@ def test_fewer_groups_than_mini_batches_and_wrong_advantages():
     for wrong in (np.ones(5), np.full(6, np.nan)):
         with pytest.raises(ValueError, match=r"algorithm\.advantage\.type"):
             mini_batches(groups, [[wrong]], 1)
+
+
+# ── what sequences begin with alike ──────────────────────────────────────────
+
+_SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
+
+
+@given(_SEQUENCES)
+def test_a_token_shares_its_state_with_equal_tokens_after_equal_ones_and_with_no_other(sequences):
+    sharing = share([np.array(s) for s in sequences])
+    contexts = [tuple(s[: t + 1]) for s in sequences for t in range(len(s))]
+    assert len(sharing.expand) == len(contexts) and (np.diff(sharing.keep) > 0).all()
+    for place, context in enumerate(contexts):
+        assert contexts[sharing.keep[sharing.expand[place]]] == context
+    shared = sum(common_prefix(np.array(a), np.array(b)) for a, b in pairwise(sequences))
+    assert len(sharing.keep) == len(contexts) - shared
+
+
+def test_rows_of_a_group_stay_together():
+    groups = [[row(40 + k, 1000 * g) for k in range(4)] for g in range(6)]
+    rows = [r for group in groups for r in group]
+    for micro in pack(rows, 400)[0]:
+        assert micro.computed == sum(43 for _ in {i // 4 for i in micro.rows}), "each prompt once"
+    alone = pack([row(50, 1000 * i) for i in range(6)], 200, 2)
+    assert all(micro.computed == micro.tokens for part in alone for micro in part)
+
+
+def test_one_large_family_is_spread_over_the_ranks():
+    shares = pack([row(50) for _ in range(8)], 10_000, 2)
+    assert [len(micro.rows) for share_ in shares for micro in share_] == [4, 4]

@@ -59,10 +59,22 @@ def trajectory(rng: np.random.Generator, length: int) -> Trajectory:
     )
 
 
-def batch(signal: float = 1.0) -> tuple[list[Group], list[list[np.ndarray]]]:
-    """Four groups of four episodes with random advantages; the second group's are all zero."""
+def begin_alike(episodes: list[Trajectory], common: int) -> None:
+    """Give all the first ``common`` token ids of the longest, whoever wrote them."""
+    ids = max(episodes, key=len).token_ids[:common].copy()
+    for episode in episodes:
+        episode.token_ids[:common] = ids[: len(episode)]
+
+
+def batch(signal: float = 1.0, common: int = 0) -> tuple[list[Group], list[list[np.ndarray]]]:
+    """Four groups of four episodes with random advantages; the second group's are all zero.
+
+    common: so many tokens the episodes of a group begin with alike.
+    """
     rng = np.random.default_rng(1)
     groups = [Group(f"l{g}", f"t{g}", [trajectory(rng, n) for n in LENGTHS]) for g in range(GROUPS)]
+    for group in groups:
+        begin_alike(group.trajectories, common)
     scale = [signal, 0.0, signal, signal]
     advantages = [
         [t.action_mask * np.float32(s * rng.normal()) for t in g.trajectories]

@@ -22,7 +22,7 @@ from learner.algorithm.reduction import masked_sum
 from learner.algorithm.returns import clipped_value_loss, explained_variance
 from learner.policy.batch import Row, by_trajectory, decode, encode, mini_batches
 from learner.policy.engine import PolicyEngine
-from learner.policy.model import load_policy, resolve_model
+from learner.policy.model import load_policy, packed_inputs, resolve_model
 from learner.policy.packing import MicroBatch, pack
 from learner.policy.scoring import score_rows
 from learner.policy.value import ValueModel
@@ -158,9 +158,7 @@ class Critic:
         return loss
 
     def _forward(self, micro: MicroBatch) -> Tensor:
-        names = ("token_ids", "position_ids", "cu_seqlens")
-        tensors = {name: torch.from_numpy(getattr(micro, name)).to(self._device, non_blocking=True) for name in names}
-        return self._model(**tensors, longest=micro.longest)
+        return self._model(**packed_inputs(micro, self._device))
 
     def _save(self, folder: Path) -> None:
         self._model.save(folder, "critic")

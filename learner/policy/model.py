@@ -41,11 +41,14 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sliding_window: int | None = None,
+    keep: Tensor | None = None,
+    expand: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each sequence of a packed row.
 
-    query [1, Hq, N, D], key and value [1, Hkv, N, D] → [1, N, Hq, D]. No padding and no
+    query [1, Hq, N, D], key and value [1, Hkv, N, D] → [1, N, Hq, D]; M instead of N where tokens are shared
+    (``keep`` [M] and ``expand`` [N], see ``sharing``): what each sequence sees is laid out in full here. No padding and no
     N × N mask: one variable-length kernel on GPUs in half precision, else one fused call
     a sequence. Dropout is ignored: a sampled probability can only be reproduced without.
     """
@@ -58,19 +61,29 @@ def packed_attention(
         )
     if unused.get("softcap") is not None or unused.get("s_aux") is not None:
         raise ValueError(f"{type(module).__name__}: attention soft-capping and sinks are not supported by the learner")
+    if expand is not None:
+        query, key, value = (x.index_select(2, expand) for x in (query, key, value))
+    out = _causal(query, key, value, cu_seq_lens_q, max_length_q, scaling)
+    return (out if keep is None else out.index_select(1, keep)), None
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scaling: float | None
+) -> Tensor:
+    """[1, H, N, D] → [1, N, Hq, D]."""
+    gqa = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype != torch.float32:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out = varlen_attn(
-            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
-            scale=scaling, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1],
+            q, k, v, cu_seqlens, cu_seqlens, longest, longest,
+            scale=scaling, window_size=(-1, 0), enable_gqa=gqa,
         )  # fmt: skip
-        return out.unsqueeze(0), None
+        return out.unsqueeze(0)
     # split, not slices: the gradient of n slices is n buffers of the whole row.
-    lengths = cu_seq_lens_q.diff().tolist()
+    lengths = cu_seqlens.diff().tolist()
     parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
-    gqa = query.shape[1] != key.shape[1]
     outs = [F.scaled_dot_product_attention(*qkv, is_causal=True, scale=scaling, enable_gqa=gqa) for qkv in parts]
-    return torch.cat([out.transpose(1, 2) for out in outs], 1), None
+    return torch.cat([out.transpose(1, 2) for out in outs], 1)
 
 
 # No mask function is registered beside it: transformers then builds no mask at all.
@@ -93,34 +106,62 @@ class PolicyModel(nn.Module):
         longest: int,
         action_mask: Tensor,
         temperature: float,
+        keep: Tensor | None = None,
+        expand: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each token in ``action_mask`` given all before it in its own sequence.
 
         token_ids, position_ids: int64 [N]. cu_seqlens: int32 [S + 1]. action_mask: bool
-        [N], False on each sequence's first token. Returns log-probabilities and
+        [N], False on each sequence's first token. keep, expand: see ``backbone``. Returns log-probabilities and
         entropies of the distribution each token was drawn from, both with gradient:
         float32 [N], 0 where the mask is False. Prompts and tool answers are most tokens
         of an episode, and logits are not computed for them.
         """
-        hidden = self.lm.base_model(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=position_ids.unsqueeze(0),
-            use_cache=False,
-            cu_seq_lens_q=cu_seqlens,
-            max_length_q=longest,
-        ).last_hidden_state[0]
+        hidden = backbone(self.lm.base_model, token_ids, position_ids, cu_seqlens, longest, keep, expand)
         at = action_mask.nonzero().squeeze(1)
-        logprobs, entropy = self.head(hidden.index_select(0, at - 1), token_ids[at], temperature)
+        before = at - 1 if expand is None else expand[at - 1]
+        logprobs, entropy = self.head(hidden.index_select(0, before), token_ids[at], temperature)
         nothing = torch.zeros(len(token_ids), device=hidden.device)
         return nothing.index_copy(0, at, logprobs), nothing.index_copy(0, at, entropy)
 
 
+def backbone(
+    model: nn.Module,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    keep: Tensor | None = None,
+    expand: Tensor | None = None,
+) -> Tensor:
+    """Hidden states of packed rows: [N, H], or [M, H] of the tokens in ``keep``, of which ``expand`` makes the N."""
+    if keep is not None:
+        token_ids, position_ids = token_ids[keep], position_ids[keep]
+    return model(
+        input_ids=token_ids.unsqueeze(0),
+        position_ids=position_ids.unsqueeze(0),
+        use_cache=False,
+        cu_seq_lens_q=cu_seqlens,
+        max_length_q=longest,
+        keep=keep,
+        expand=expand,
+    ).last_hidden_state[0]
+
+
+def packed_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Any]:
+    """Keyword arguments of ``backbone`` for one micro-batch."""
+    arrays = {name: getattr(batch, name) for name in ("token_ids", "position_ids", "cu_seqlens")}
+    if batch.computed < batch.tokens:
+        arrays |= {"keep": batch.sharing.keep, "expand": batch.sharing.expand}
+    return {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()} | {
+        "longest": batch.longest
+    }
+
+
 def inputs_of(batch: MicroBatch, device: torch.device, temperature: float) -> dict[str, Any]:
     """Keyword arguments of ``PolicyModel.forward`` for one micro-batch; scored are the tokens in the loss."""
-    arrays = {name: getattr(batch, name) for name in ("token_ids", "position_ids", "cu_seqlens")}
-    arrays["action_mask"] = batch.loss_mask
-    tensors = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
-    return {**tensors, "longest": batch.longest, "temperature": temperature}
+    scored = torch.from_numpy(batch.loss_mask).to(device, non_blocking=True)
+    return packed_inputs(batch, device) | {"action_mask": scored, "temperature": temperature}
 
 
 def load_policy(path: str | Path, dtype: str = "float32", lora: LoraConfig | None = None) -> PreTrainedModel:

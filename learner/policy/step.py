@@ -15,7 +15,7 @@ from learner.policy.packing import MicroBatch, pack
 class Step:
     """micro: this rank's micro-batches. rows: places in the whole batch of the rows that were packed.
 
-    forward_tokens: of all ranks.
+    forward_tokens: that go through the model, on all ranks.
 
     totals counts all rows of the mini-batch on all ranks, also those that were
     left out because they carry no signal: leaving them out must not change the gradient.
@@ -44,5 +44,6 @@ def plan(
     live = [index for index, row in enumerate(rows) if keep_silent or row.has_signal]
     tokens = [row.loss_tokens for row in rows]
     totals = Totals(tokens=sum(tokens), episodes=sum(n > 0 for n in tokens), max_tokens=max_tokens)
-    micro = pack([rows[index] for index in live], budget, ranks)[rank]
-    return Step(micro, [first + index for index in live], totals, sum(len(rows[index]) for index in live))
+    shares = pack([rows[index] for index in live], budget, ranks)
+    computed = sum(micro.computed for share in shares for micro in share if len(micro.rows))
+    return Step(shares[rank], [first + index for index in live], totals, computed)

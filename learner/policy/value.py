@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from learner.policy.model import backbone
+
 
 class ValueHead(nn.Linear):
     """hidden [N, H] → V [N], computed in float32 whatever the model's dtype.
@@ -34,13 +36,15 @@ class ValueModel(nn.Module):
         self.backbone = lm.base_model
         self.head = ValueHead(lm.config.get_text_config().hidden_size, lm.dtype)
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        longest: int,
+        keep: Tensor | None = None,
+        expand: Tensor | None = None,
+    ) -> Tensor:
         """token_ids, position_ids: int64 [N]. cu_seqlens: int32 [S + 1]. Returns float32 [N]."""
-        hidden = self.backbone(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=position_ids.unsqueeze(0),
-            use_cache=False,
-            cu_seq_lens_q=cu_seqlens,
-            max_length_q=longest,
-        ).last_hidden_state[0]
-        return self.head(hidden)
+        values = self.head(backbone(self.backbone, token_ids, position_ids, cu_seqlens, longest, keep, expand))
+        return values if expand is None else values.index_select(0, expand)

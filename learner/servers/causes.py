@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 #: What vLLM puts before a line: the process, then level, time and place in the source.
 _PREFIX = re.compile(r"^\([\w ]+ pid=\d+\) ?(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
 #: The last line of a traceback: a class of exception, and what it says.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
+#: As much of a line as is read at a glance, characters.
+_LONGEST = 100
 #: Exceptions that only tell of another one.
 _SECOND_HAND = ("Engine core initialization failed", "Worker failed with error", "WorkerProc initialization failed")
 #: What is said where memory does not suffice → what helps.
@@ -31,8 +34,12 @@ def bare(line: str) -> str:
 
 
 def newest(lines: Sequence[str]) -> str:
-    """The words of the last line that vLLM itself logged; empty where there is none yet: warnings of others say nothing."""
-    return next((text for line in reversed(lines) if _PREFIX.match(line) and (text := bare(line))), "")
+    """The words of the last line that vLLM itself logged, cut where they get long: it logs its whole configuration so.
+
+    Empty where there is none yet: warnings of others say nothing.
+    """
+    words = next((text for line in reversed(lines) if _PREFIX.match(line) and (text := bare(line))), "")
+    return textwrap.shorten(words, _LONGEST, placeholder=" …")
 
 
 def cause(lines: Sequence[str]) -> str:
